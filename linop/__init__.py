@@ -71,6 +71,7 @@ from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
 from linop.operators.real_linear import conj, imag, real
+from linop.operators.riesz import inner_product, riesz
 from linop.operators.ring import ring_all_gather, ring_all_reduce
 from linop.planning import simulate, verify_plans
 from linop.spaces.decomposition import COPIES, REPLICATED
@@ -140,6 +141,7 @@ __all__ = [
     "identity",
     "imag",
     "in_steps",
+    "inner_product",
     "irfft",
     "kron",
     "launch",
@@ -152,6 +154,7 @@ __all__ = [
     "repartition",
     "repeat",
     "rfft",
+    "riesz",
     "ring_all_gather",
     "ring_all_reduce",
     "scatter",

@@ -53,7 +53,7 @@ class Keeper:
         return {}
 
 
-DERIVED = ("_h", "_conjugate", "_over_reals", "_simplified")
+DERIVED = ("_h", "_euclidean", "_conjugate", "_over_reals", "_simplified")
 """Attributes with what was derived from an object: not copied with it."""
 SHALLOW = 20
 """Depth up to which an expression is pickled by pickle's own recursion."""
@@ -68,6 +68,8 @@ class WithOrigin(Keeper):
     depth = 0
     _h: Any
     """Its adjoint, once computed; else None."""
+    _euclidean: Any
+    """Its Euclidean adjoint, likewise."""
 
     def __copy__(self) -> Self:
         """The object itself, since it is frozen."""
@@ -89,6 +91,8 @@ class WithOrigin(Keeper):
             return _rebuilt, (self.origin,)
         if self._h is not None and self._h.origin is not None:
             return _adjoint_of, (self._h,)
+        if self._euclidean is not None and self._euclidean.origin is not None:
+            return _euclidean_of, (self._euclidean,)
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class WithOrigin(Keeper):
             del own[name]
         for name in DERIVED:
             own.pop(name, None)
-        return own | {"_h": None}
+        return own | {"_h": None, "_euclidean": None}
 
 
 class _InOrder:
@@ -150,8 +154,9 @@ def _kept_in(one: WithOrigin) -> list[WithOrigin]:
     """The objects that one is pickled with."""
     if one.origin is not None:
         return list(objects_in([one.origin.arguments, one.origin.options]))
-    if one._h is not None and one._h.origin is not None:
-        return [one._h]
+    for other in (one._h, one._euclidean):
+        if other is not None and other.origin is not None:
+            return [other]
     return list(objects_in([one.__getstate__()]))
 
 
@@ -179,6 +184,10 @@ def _rebuilt(origin: Origin) -> Any:
 
 def _adjoint_of(op: Any) -> Any:
     return op.H
+
+
+def _euclidean_of(op: Any) -> Any:
+    return op.euclidean_adjoint
 
 
 def _among(given: Any, made: Any) -> bool:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import BackendError
-from linop.local_operators.functions import Local
 from linop.normal_form.maps import LocalMap
+from linop.operators.expressions import Local
 from linop.operators.named_movement import out_of_place
 from linop.planning.lowering import lower
 from linop.planning.plan import Advance, Make, Put, Receive, Send

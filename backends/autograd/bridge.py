@@ -18,6 +18,7 @@ from linop.backends.engine.arrays.arguments import Unfit, held
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.errors import ArgumentError, LinopError
 from linop.operators.operator import LinearOperator
+from linop.operators.riesz import between_euclidean
 
 
 class Order:
@@ -238,7 +239,8 @@ def bridge_of(op: Any, backend: Backend | None) -> Bridge:
 def _new_bridge(op: Any, backend: Backend) -> Bridge:
     if isinstance(op, BoundPlan):
         if op.backend not in op.kept:
-            op.kept[op.backend] = _bridge(op)
+            plain = between_euclidean(op.op)
+            op.kept[op.backend] = _bridge(op if plain is op.op else op.backend.compile(plain))
         return op.kept[op.backend]  # type: ignore[no-any-return]
     if not isinstance(op, LinearOperator):
         raise ArgumentError(f"linop.autograd: a LinearOperator or a plan expected, given {op!r}")
@@ -246,6 +248,9 @@ def _new_bridge(op: Any, backend: Backend) -> Bridge:
         torch_dtype(space.dtype, op)  # raises before anything is sent
     for other in [key for key in list(op.kept) if isinstance(key, Backend) and key.ended]:
         op.kept.pop(other, None)
+    if (plain := between_euclidean(op)) is not op:  # torch's gradients are Euclidean
+        op.kept[backend] = _new_bridge(plain, backend)
+        return op.kept[backend]  # type: ignore[no-any-return]
     there = op.H.kept.get(backend)
     # Compiling is collective: its condition depends only on calls that all workers made.
     op.kept[backend] = there.adjoint if there else _bridge(backend.compile(op))

@@ -36,9 +36,11 @@ def apply(
     order, and all run backward or none.
 
     The gradient is ``apply(op.H, gradient)``, with torch's convention for complex numbers; double
-    backward and forward mode follow from that. With gradients enabled the result requires a
-    gradient on every worker, even if `x` does not. The operator is compiled at its first
-    application on a backend, and stays compiled as long as it lives.
+    backward and forward mode follow from that. Tensors have the Euclidean inner product, whichever
+    those of the operator's spaces are: there it is ``apply(op.euclidean_adjoint, gradient)``. With
+    gradients enabled the result requires a gradient on every worker, even if `x` does not. The
+    operator is compiled at its first application on a backend, and stays compiled as long as it
+    lives.
 
     Args:
         op: the operator, or a plan of it. Its dtype is one of torch's, bfloat16 included.

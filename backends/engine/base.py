@@ -202,8 +202,8 @@ class BoundPlan(Keeper, ABC):
         return False
 
     @abstractmethod
-    def _bind_adjoint(self) -> BoundPlan:
-        """The plan of ``op.H`` on the same backend; without communication."""
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        """The plan of the adjoint, which is `op`, on the same backend; without communication."""
 
     @abstractmethod
     def _begin(self, x: Any, out: Any) -> None:
@@ -232,7 +232,7 @@ class BoundPlan(Keeper, ABC):
     def H(self) -> BoundPlan:
         """The plan of the adjoint, bound without communication; ``plan.H.H is plan``."""
         if self._adjoint is None:
-            self._adjoint = self._bind_adjoint()
+            self._adjoint = self._bind_adjoint(self.op.H)
             self._adjoint._adjoint = self
             self._adjoint.counters.is_adjoint_of(self.op)
         return self._adjoint

@@ -77,7 +77,9 @@ def _terms(op: Sum | DirectSum) -> list[LinearOperator]:
     else:
         ends = op.domain, op.codomain
         terms = (
-            compose(restricted(ends[1], b.codomain).H, b, restricted(ends[0], b.domain))
+            compose(
+                restricted(ends[1], b.codomain).euclidean_adjoint, b, restricted(ends[0], b.domain)
+            )
             for b in op.blocks
         )
     terms = list(terms)
@@ -202,8 +204,8 @@ class LoopPlan(DrivingPlan):
         arrays = self.backend.arrays.of(region.memory)
         return lender(arrays, region.shape, self.op.dtype)
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return LoopPlan(self.op.H, self.backend, self.body.H)  # type: ignore[arg-type]
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return LoopPlan(_unweighted(op), self.backend, self.body.H)  # type: ignore[arg-type]
 
     def describe(self) -> str:
         return f"{self.op.n} times:\n{self.body.describe()}"
@@ -246,8 +248,9 @@ class LoopPlan(DrivingPlan):
 class SeriesPlan(DrivingPlan):
     """The plan of a product: the plans of its factors, first applied first."""
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return SeriesPlan(self.op.H, self.backend, [part.H for part in reversed(self.parts)])
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        parts = [part.H for part in reversed(self.parts)]
+        return SeriesPlan(_unweighted(op), self.backend, parts)
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         for part in self.parts:
@@ -258,8 +261,8 @@ class SeriesPlan(DrivingPlan):
 class TotalPlan(DrivingPlan):
     """The plan of a sum: the plans of its terms."""
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return TotalPlan(self.op.H, self.backend, [part.H for part in self.parts])
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return TotalPlan(_unweighted(op), self.backend, [part.H for part in self.parts])
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         first, *others = self.parts
@@ -268,6 +271,20 @@ class TotalPlan(DrivingPlan):
             for name, array in self._called(part, arrays).items():
                 found[name] += array
         return _into(outs, found)
+
+
+def _unweighted(op: LinearOperator) -> LinearOperator:
+    """The adjoint, after a check that it has no Riesz maps, whose plans would have to be agreed on.
+
+    Raises:
+        BackendError: its spaces have other inner products than the Euclidean one.
+    """
+    if op.domain.inner_product is not None or op.codomain.inner_product is not None:
+        raise BackendError(
+            f"plan.H: {op!r} is the adjoint of a time loop for inner products that are not "
+            f"Euclidean; compile it for itself: plan.op.H.compile(backend)"
+        )
+    return op
 
 
 def _into(outs: ByName | None, found: ByName) -> ByName:

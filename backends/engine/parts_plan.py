@@ -54,13 +54,15 @@ class PartsPlan(BoundPlan):
     def receives_early(self) -> bool:
         return self.plan.receives_early
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return PartsPlan(self.op.H, self.plan.H)
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        form = op.over_reals()  # with Riesz maps, it is not the adjoint of rows of parts alone
+        plain = form is self.plan.op.H
+        return PartsPlan(op, self.plan.H if plain else self.plan._bind_adjoint(form))
 
     @property
     def H(self) -> BoundPlan:
         if self._adjoint is None:
-            self._adjoint = self._bind_adjoint()
+            self._adjoint = self._bind_adjoint(self.op.H)
             self._adjoint._adjoint = self
         return self._adjoint
 

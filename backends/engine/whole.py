@@ -69,8 +69,8 @@ class WholePlan(BoundPlan):
         """The compilation: it needs no other worker."""
         return _compiled, (self.op, self._whole)
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return WholePlan(self.op.H, self._whole)
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return WholePlan(op, self._whole)
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays = self._arguments(x)

@@ -32,6 +32,7 @@ from linop.spaces.distributed import Asked, Distributed, Partials, code_of, firs
 from linop.spaces.inner_products import packed, sums_by_worker, unpacked
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 
 
 class Worker(Backend):
@@ -263,8 +264,15 @@ class Worker(Backend):
     def shared(self, space: Space) -> Distributed:
         number, epoch = self._vectors.next(space, self._plans), self._plans
         return Distributed(
-            self._sums, first_name(space, epoch, number), partial(origin, space, number)
+            self._sums, first_name(space, epoch, number), partial(origin, space, number), self._run
         )
+
+    def _run(self, op: LinearOperator, vector: Vector) -> Vector:
+        key = "run", self
+        if key not in op.kept:
+            op.kept[key] = self.compile(op)
+        found: Vector = op.kept[key](vector)
+        return found
 
     def _sums(self, work: Callable[[], Partials], asked: Asked) -> list[Scalar]:
         mine: Any

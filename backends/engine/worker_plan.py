@@ -85,8 +85,8 @@ class WorkerPlan(BoundPlan):
             gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
             gone.atexit = False
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return WorkerPlan(op, self._worker, self._tag ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
         how = NEW if out is None else OUT if out is not x else IN_PLACE

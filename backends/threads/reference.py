@@ -79,8 +79,8 @@ class ReferenceWorkerPlan(BoundPlan):
         self._worker = backend
         self._running: tuple[dict[str, Array], Sequence[Array] | None] = {}, None
 
-    def _bind_adjoint(self) -> BoundPlan:
-        return ReferenceWorkerPlan(self.op.H, self._worker, self.number ^ 1)
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return ReferenceWorkerPlan(op, self._worker, self.number ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays = self._arguments(x)

@@ -90,7 +90,11 @@ def irfft(
     dims, others, real = _parts("irfft", X, axes, norm, out, domain, route, network)
     space, half = real.codomain, others.domain
     steps = [local.irfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
-    op = compose(real.H, direct_sum(*steps, domain=half, codomain=space), others.H)
+    op = compose(
+        real.euclidean_adjoint,
+        direct_sum(*steps, domain=half, codomain=space),
+        others.euclidean_adjoint,
+    )
     return _named("Fr⁻¹", dims, op)
 
 

@@ -134,7 +134,7 @@ def spectral_convolution(
         ports = _weighted(values[own], X.ndim, along, of)
         ends_of = Space(source, Z.dtype), Space(target, Z.dtype)
         blocks.append(local_operator(*ends_of, ports, "W"))
-    return compose(last.H, DirectSum(blocks, Z, T), first)
+    return compose(last.euclidean_adjoint, DirectSum(blocks, Z, T), first)
 
 
 def _alike(Z: TensorSpace, T: TensorSpace, channels: int | None) -> bool:

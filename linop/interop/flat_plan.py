@@ -19,6 +19,7 @@ from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
+from linop.operators.riesz import between_euclidean
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -55,7 +56,8 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def __init__(self, plan: BoundPlan, whole: BoundPlan | None = None) -> None:
         super().__init__(plan.op.dtype, plan.op.shape)
-        self.plan, self.clinear = plan, plan.op.clinear
+        self.plan = plan = euclidean(plan)
+        self.clinear = plan.op.clinear
         backend: Any = plan.backend
         self._alone = not isinstance(backend, Worker)
         self._whole = whole or self._compiled(backend)
@@ -108,6 +110,13 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def _adjoint(self) -> FlatPlan:
         return FlatPlan(self.plan.H, self._whole.H)
+
+
+def euclidean(plan: BoundPlan) -> BoundPlan:
+    """The plan between Euclidean spaces, whose inner product arrays of other packages have; itself
+    if it is one. Collective, where it compiles another."""
+    plain = between_euclidean(plan.op)
+    return plan if plain is plan.op else plan.backend.compile(plain)
 
 
 def everywhere(op: LinearOperator, workers: Sequence[int]) -> LinearOperator:

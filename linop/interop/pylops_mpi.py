@@ -14,6 +14,7 @@ import numpy as np
 from linop.backends import BoundPlan
 from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError, MissingExtraError, SpaceError
+from linop.interop.flat_plan import euclidean
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 
@@ -33,6 +34,7 @@ def to_pylops_mpi(plan: BoundPlan, base_comm: Any = None) -> Any:
     package = _package()
     if not (isinstance(plan, BoundPlan) and isinstance(plan.backend, Worker)):
         raise ArgumentError(f"to_pylops_mpi: the plan of a worker expected, given {plan!r}")
+    plan = euclidean(plan)
     op = plan.op
     domain, codomain = _Sides(op.domain, plan.backend), _Sides(op.codomain, plan.backend)
     comm = {} if base_comm is None else {"base_comm": base_comm}

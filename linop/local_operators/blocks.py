@@ -98,7 +98,10 @@ def hstack(*blocks: Any, backend: Any = None) -> LinearOperator:
         SpaceError: codomains or dtypes differ. Otherwise as `block_diag`.
     """
     if own_blocks.is_spmd(backend):
-        return own_blocks.vstack(lambda: block([_here(blocks, backend)]).H, len(blocks), backend).H
+        column = own_blocks.vstack(
+            lambda: block([_here(blocks, backend)]).euclidean_adjoint, len(blocks), backend
+        )
+        return column.euclidean_adjoint
     return block([blocks]) if _any_matrix(blocks) else algebra.hstack(*blocks)
 
 
@@ -147,7 +150,7 @@ def _assembled(
     domain, codomain = joined_space(domains), joined_space(codomains)
     terms = []
     for (i, j), op in ops.items():
-        into = algebra.restricted(codomain, codomains[i]).H
+        into = algebra.restricted(codomain, codomains[i]).euclidean_adjoint
         out = algebra.restricted(domain, domains[j])
         named = between(op, domains[j], codomains[i])
         named = named if isinstance(out, Identity) else compose(named, out)

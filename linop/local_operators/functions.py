@@ -12,9 +12,8 @@ from linop.errors import ArgumentError, SpaceError
 from linop.local_operators.real_linear import real_linear
 from linop.normal_form.maps import Function, LocalMap, Port
 from linop.normal_form.real_parts import parts_map
-from linop.normal_form.stages import Stages
-from linop.operators.notation import in_latex, starred
-from linop.operators.operator import Arrays, LinearOperator
+from linop.operators.expressions import Local
+from linop.operators.operator import LinearOperator
 from linop.operators.real_linear import given_by
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
@@ -22,33 +21,6 @@ from linop.spaces.region import Region
 from linop.spaces.space import Space
 
 RegionOrSpace = Region | Space
-
-
-class Local(LinearOperator[Any, Any]):
-    """A linear map inside one worker's memory: a `LocalMap` as an operator."""
-
-    def __init__(self, local: LocalMap) -> None:
-        super().__init__(local.domain, local.codomain)
-        self.map = local
-
-    def _adjoint(self) -> LinearOperator:
-        return Local(self.map.adjoint)
-
-    def _conj(self) -> LinearOperator:
-        return Local(self.map.conj)
-
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        results = self.map([arrays[r.name] for r in self.domain.regions])
-        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
-
-    def _stages(self) -> Stages:
-        return Stages.of_map(self.map)
-
-    def symbol(self, latex: bool = False) -> str:
-        name = self.map.symbol
-        if not latex:
-            return name
-        return starred(in_latex(name[:-1]), latex) if name.endswith("*") else in_latex(name)
 
 
 @records_origin
@@ -62,8 +34,9 @@ def local(
     dtype: npt.DTypeLike = np.float64,
     clinear: bool = True,
 ) -> LinearOperator:
-    """A linear map given as a function and its adjoint. Neither is checked here:
-    `linop.testing.check_adjoint` tests that they are linear and adjoint.
+    """A linear map given as a function and its adjoint, that of Euclidean inner products, whichever
+    the spaces have. Neither is checked here: `linop.testing.check_adjoint` tests that they are
+    linear and adjoint.
 
     Args:
         domain, codomain: regions or spaces, all on one worker.

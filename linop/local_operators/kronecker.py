@@ -9,11 +9,12 @@ import scipy
 
 from linop.errors import SpaceError
 from linop.local_operators.flat import product
-from linop.local_operators.functions import Local, local_operator, single_region
+from linop.local_operators.functions import local_operator, single_region
 from linop.local_operators.matrices import matrix
 from linop.local_operators.relabelling import as_map
 from linop.local_operators.scipy_operators import from_scipy
 from linop.normal_form.maps import Function, LocalMap
+from linop.operators.expressions import Local
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST, Namespace

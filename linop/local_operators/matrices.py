@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import scipy
@@ -16,7 +14,9 @@ from linop.local_operators.functions import (
     local_operator,
     single_region,
 )
+from linop.normal_form.diagonals import multiplication
 from linop.normal_form.maps import Function
+from linop.operators.expressions import Local
 from linop.operators.operator import LinearOperator
 from linop.operators.real_linear import between_parts
 from linop.provenance import records_origin
@@ -102,30 +102,7 @@ def diagonal(
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
     d = of_dtype(d, space.dtype, "diagonal")
-    zeros = None if d.dtype.kind in "iu" or d.all() else d == 0
-
-    def port(namespace: Namespace) -> tuple[Function, Function]:
-        here = namespace.put(d)
-        if zeros is None:
-            return (lambda x: here * x), (lambda y: here.conj() * y)
-        off, none = namespace.put(zeros), namespace.put(np.zeros((), d.dtype))
-        where = namespace.module.where  # 0 times infinity or NaN, which does not depend on them
-
-        def forward(x: Any) -> Any:
-            return here * where(off, none, x)
-
-        def backward(y: Any) -> Any:
-            return here.conj() * where(off, none, y)
-
-        return forward, backward
-
-    return local_operator(
-        space,
-        space,
-        port,
-        name,
-        lambda: _diagonal_matrix(d.ravel().astype(sparse_dtype(d.dtype))),
-    )
+    return Local(multiplication(d, space, name))
 
 
 @records_origin
@@ -209,12 +186,6 @@ def sides(
 def _with_values(A: scipy.sparse.csr_array, values: Array) -> scipy.sparse.csr_array:
     """A new sparse matrix with other values for the same entries, without those that are zero."""
     made = scipy.sparse.csr_array((values, A.indices.copy(), A.indptr.copy()), shape=A.shape)
-    made.eliminate_zeros()
-    return made
-
-
-def _diagonal_matrix(values: Array) -> scipy.sparse.csr_array:
-    made = _selection(np.arange(values.size), values.size, values)
     made.eliminate_zeros()
     return made
 

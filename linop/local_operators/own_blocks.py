@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from linop.errors import ArgumentError, BackendError, SpaceError
-from linop.local_operators.functions import Local
 from linop.local_operators.relabelling import as_map, relabelled
 from linop.normal_form.maps import Function, LocalMap
 from linop.operators.algebra import DirectSum, direct_sum
 from linop.operators.collectives import repartition
-from linop.operators.expressions import compose
+from linop.operators.expressions import Local, compose
 from linop.operators.operator import LinearOperator
 from linop.spaces.array_modules import Namespace
 from linop.spaces.decomposition import COPIES, REPLICATED

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from linop.local_operators.functions import Local
 from linop.normal_form.maps import Function, LocalMap
-from linop.operators.expressions import compose
+from linop.operators.expressions import Local, compose
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
 from linop.spaces.array_modules import Namespace
@@ -24,7 +23,7 @@ def between(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperato
         return op
     if isinstance(op, Local):
         return Local(relabelled(op.map, domain, codomain))
-    return compose(moved(op.codomain, codomain), op, moved(op.domain, domain).H)
+    return compose(moved(op.codomain, codomain), op, moved(op.domain, domain).euclidean_adjoint)
 
 
 def moved(space: Space, other: Space) -> LinearOperator:
@@ -40,7 +39,8 @@ def as_map(op: LinearOperator) -> LocalMap:
     known = all(call.map.matrix is not None for call in op.stages.calls)
     text = " ".join(str(op).split())
     matrix = op.to_matrix if known else None
-    return LocalMap(op.domain, op.codomain, op, op.H, f"({text})" if op.loose else text, matrix)
+    symbol = f"({text})" if op.loose else text
+    return LocalMap(op.domain, op.codomain, op, op.euclidean_adjoint, symbol, matrix)
 
 
 def relabelled(local: LocalMap, domain: Space, codomain: Space) -> LocalMap:

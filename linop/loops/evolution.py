@@ -150,7 +150,7 @@ class Evolution(Map):
         if not self.final:
             yield deallocate(self.state, *self.state)
         if self.going.names:
-            yield self.going.apart(self.n).H
+            yield self.going.apart(self.n).euclidean_adjoint
 
 
 def _marked(space: Space, k: int) -> Space:

@@ -116,7 +116,7 @@ def wired(
     """The operators before and after a step: of states, and of signals and records of one step."""
     before = after = identity(X)
     if sources is not None:
-        signals = renaming(sources.domain, coming.names).H
+        signals = renaming(sources.domain, coming.names).euclidean_adjoint
         before = hstack(before, in_order(compose(sources, signals), coming.at(), X))
     if receivers is not None:
         records = renaming(receivers.codomain, going.names)

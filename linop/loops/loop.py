@@ -54,7 +54,7 @@ class Loop(LinearOperator[Any, Any]):
 
     def _adjoint(self) -> LinearOperator:
         ends = self.going, self.coming, self.final, self.initial
-        return Loop(self.body.H, self.state, self.n, *ends, not self.backwards)
+        return Loop(self.body.euclidean_adjoint, self.state, self.n, *ends, not self.backwards)
 
     def _conj(self) -> LinearOperator:
         ends = self.coming, self.going, self.initial, self.final
@@ -86,7 +86,7 @@ class Loop(LinearOperator[Any, Any]):
         whole = self._entered(self.coming, self.initial)
         for k in self.times:
             whole = compose(within(self._step(k), whole.codomain), whole)
-        leaving = self._entered(self.going, self.final).H
+        leaving = self._entered(self.going, self.final).euclidean_adjoint
         whole = compose(leaving, in_order(whole, whole.domain, leaving.domain))
         return in_order(whole, self.domain, self.codomain)
 
@@ -98,7 +98,10 @@ class Loop(LinearOperator[Any, Any]):
         if whole:
             return direct_sum(Identity(self.state), apart)
         return compose(
-            restricted(joined_space([self.state, apart.codomain]), apart.codomain).H, apart
+            restricted(
+                joined_space([self.state, apart.codomain]), apart.codomain
+            ).euclidean_adjoint,
+            apart,
         )
 
     def _step(self, k: int) -> LinearOperator:

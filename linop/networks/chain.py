@@ -97,4 +97,4 @@ def _of_some(op: LinearOperator, space: Space) -> LinearOperator | None:
     zeros = [r for r in op.domain.regions if r.name not in space]
     if len(zeros) == len(op.domain.regions):
         return None
-    return op @ deallocate(op.domain, *zeros).H if zeros else op
+    return op @ deallocate(op.domain, *zeros).euclidean_adjoint if zeros else op

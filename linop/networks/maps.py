@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linop.errors import ArgumentError, RegionError
-from linop.local_operators.functions import Local
 from linop.networks.derivatives import CurrentPoint, FixedPoint, Point
 from linop.normal_form.maps import LocalMap
 from linop.operators.algebra import direct_sum, hstack
+from linop.operators.expressions import Local
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import in_order
 from linop.spaces.region import Region

@@ -12,7 +12,7 @@ from itertools import pairwise
 from linop.errors import ArgumentError
 from linop.normal_form.merging import Merged
 from linop.normal_form.stages import Stages
-from linop.operators.expressions import Compound, Identity, Zero, add, over_reals_of
+from linop.operators.expressions import Compound, Identity, Zero, add, compose, over_reals_of
 from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
 from linop.operators.notation import Write, in_latex, starred, subscripted
@@ -50,7 +50,9 @@ class DirectSum(Compound):
         return self.blocks
 
     def _adjoint(self) -> LinearOperator:
-        return DirectSum([block.H for block in self.blocks], self.codomain, self.domain)
+        return DirectSum(
+            [block.euclidean_adjoint for block in self.blocks], self.codomain, self.domain
+        )
 
     def _conj(self) -> LinearOperator:
         return DirectSum([block.conj() for block in self.blocks], self.domain, self.codomain)
@@ -85,7 +87,7 @@ class Steps(Compound):
         return self.factors
 
     def _adjoint(self) -> LinearOperator:
-        return Steps([factor.H for factor in reversed(self.factors)])
+        return Steps([factor.euclidean_adjoint for factor in reversed(self.factors)])
 
     def _conj(self) -> LinearOperator:
         return Steps([factor.conj() for factor in self.factors])
@@ -130,7 +132,7 @@ class Named(Compound):
         return (self.body,)
 
     def _adjoint(self) -> LinearOperator:
-        return Named(self.name, self.subscript, self.body.H, not self.starred)
+        return Named(self.name, self.subscript, self.body.euclidean_adjoint, not self.starred)
 
     def _conj(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.conj(), self.starred)
@@ -171,9 +173,19 @@ def expanded(op: LinearOperator) -> LinearOperator:
 
 
 @records_origin
-def identity(space: Space) -> LinearOperator:
-    """The identity operator I: space -> space."""
-    return Identity(space)
+def identity(space: Space, codomain: Space | None = None) -> LinearOperator:
+    """The identity operator I: space -> space.
+
+    Args:
+        codomain: a space of the same regions with another inner product, if the two are not equal;
+            the adjoint is then not the inverse.
+
+    Raises:
+        SpaceError: it has other regions, or another dtype.
+    """
+    if codomain is not None and not space.has_regions_of(codomain):
+        space.same_as(codomain, "identity")
+    return Identity(space, codomain)
 
 
 @records_origin
@@ -193,7 +205,7 @@ def direct_sum(
         ops: the blocks.
         domain, codomain: the space that a side is, if its regions are the blocks of a `TensorSpace`
             Y, for instance: flat vectors and matrices are then in the order of Y's tensor, not
-            region after region.
+            region after region. The inner product is Y's, too.
 
     Raises:
         RegionError: two domains or two codomains share the name of a region; `block_diag` renames
@@ -204,7 +216,7 @@ def direct_sum(
     _check_operators("direct_sum", ops)
     sides = joined_space([op.domain for op in ops]), joined_space([op.codomain for op in ops])
     for given, joined in zip((domain, codomain), sides, strict=True):
-        if given is not None:
+        if given is not None and not joined.has_regions_of(given):
             joined.same_as(given, "direct_sum")
     if len(ops) == 1 and domain is codomain is None:
         return ops[0]
@@ -251,13 +263,14 @@ def vstack(*ops: LinearOperator) -> LinearOperator:
     """
     _check_operators("vstack", ops)
     codomain = joined_space([op.codomain for op in ops])
-    return total([restricted(codomain, op.codomain).H @ op for op in ops])
+    return total([restricted(codomain, op.codomain).euclidean_adjoint @ op for op in ops])
 
 
 def restricted(space: Space, part: Space) -> LinearOperator:
     """The restriction from a space to some of its regions: deallocates the others."""
     rest = [region for region in space.regions if region.name not in part]
-    return deallocate(space, *rest) if rest else Identity(space)
+    op = deallocate(space, *rest) if rest else Identity(space)
+    return op if op.codomain == part else compose(Identity(op.codomain, part), op)
 
 
 def within(op: LinearOperator, space: Space) -> LinearOperator:

@@ -1,4 +1,4 @@
-"""Expressions that the methods of an operator build: identity, zero, memory primitives,
+"""Expressions that the methods of an operator build: identity, zero, memory primitives, local maps,
 composition, sum, scalar multiple. Direct sums, stacks and named operators are in
 `linop.operators.algebra`.
 """
@@ -13,12 +13,21 @@ from typing import Any
 from linop.caching import cached_property
 from linop.errors import ArgumentError
 from linop.graph import MANY, depth_of, flattened
+from linop.normal_form.maps import LocalMap
 from linop.normal_form.merging import Merged
 from linop.normal_form.movement import Movement
 from linop.normal_form.primitives import Action, BetweenSpaces, InPlace, adjoints
 from linop.normal_form.stages import Stages
 from linop.operators.flow import Demand, Flow, flow_of, interpreted
-from linop.operators.notation import Write, elided, ends_of, subscripted, written
+from linop.operators.notation import (
+    Write,
+    elided,
+    ends_of,
+    in_latex,
+    starred,
+    subscripted,
+    written,
+)
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.staging import Staging, stages_of
 from linop.spaces.exact import Exact, shown, wrapped
@@ -27,10 +36,11 @@ from linop.spaces.space import Space
 
 
 class Identity(LinearOperator[Any, Any]):
-    """The identity I; the codomain may list the regions of the domain in another order."""
+    """The identity I; the codomain may list the regions of the domain in another order, or have
+    another inner product."""
 
     def __init__(self, space: Space, codomain: Space | None = None) -> None:
-        super().__init__(space, codomain or space)
+        super().__init__(space, space if codomain is None else codomain)
 
     def _adjoint(self) -> LinearOperator:
         return self if self.domain is self.codomain else Identity(self.codomain, self.domain)
@@ -87,6 +97,33 @@ class Primitives(LinearOperator[Any, Any]):
         some = ends_of(self.actions[::-1], most=64)
         texts = [subscripted(a.letter, a.subscript, latex) for a in some]
         return " ".join(elided(texts, len(self.actions), latex))
+
+
+class Local(LinearOperator[Any, Any]):
+    """A linear map inside one worker's memory: a `LocalMap` as an operator."""
+
+    def __init__(self, local: LocalMap) -> None:
+        super().__init__(local.domain, local.codomain)
+        self.map = local
+
+    def _adjoint(self) -> LinearOperator:
+        return Local(self.map.adjoint)
+
+    def _conj(self) -> LinearOperator:
+        return Local(self.map.conj)
+
+    def _interpret(self, arrays: Arrays) -> Arrays:
+        results = self.map([arrays[r.name] for r in self.domain.regions])
+        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
+
+    def _stages(self) -> Stages:
+        return Stages.of_map(self.map)
+
+    def symbol(self, latex: bool = False) -> str:
+        name = self.map.symbol
+        if not latex:
+            return name
+        return starred(in_latex(name[:-1]), latex) if name.endswith("*") else in_latex(name)
 
 
 class Compound(LinearOperator[Any, Any]):
@@ -158,7 +195,7 @@ class Composition(Compound):
         return self.parts
 
     def _adjoint(self) -> LinearOperator:
-        return Composition([part.H for part in reversed(self.parts)])
+        return Composition([part.euclidean_adjoint for part in reversed(self.parts)])
 
     def _conj(self) -> LinearOperator:
         return Composition([part.conj() for part in self.parts])
@@ -217,7 +254,7 @@ class Sum(Compound):
         return self.parts
 
     def _adjoint(self) -> LinearOperator:
-        return Sum([part.H for part in self.parts])
+        return Sum([part.euclidean_adjoint for part in self.parts])
 
     def _conj(self) -> LinearOperator:
         return Sum([part.conj() for part in self.parts])
@@ -248,7 +285,7 @@ class Scaled(Compound):
         return (self.operand,)
 
     def _adjoint(self) -> LinearOperator:
-        return Scaled(self.scalar.conjugate(), self.operand.H)
+        return Scaled(self.scalar.conjugate(), self.operand.euclidean_adjoint)
 
     def _conj(self) -> LinearOperator:
         return Scaled(self.scalar.conjugate(), self.operand.conj())

@@ -39,7 +39,7 @@ class FlatOperator(scipy.sparse.linalg.LinearOperator):  # type: ignore[misc]
         return self._adjoint()._matvec(y)
 
     def _adjoint(self) -> FlatOperator:
-        return FlatOperator(self.op.H, self.order)
+        return FlatOperator(self.op.euclidean_adjoint, self.order)
 
     def _transpose(self) -> FlatOperator:
         return FlatOperator(self.op.T, self.order)

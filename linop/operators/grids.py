@@ -82,7 +82,8 @@ def target_space(what: str, X: TensorSpace, target: Any) -> TensorSpace:
             )
         return target
     grid = expect("partition", target, Partition)
-    return TensorSpace(X.global_shape, grid, X.dtype, name=X.name, memory=X.memory)
+    inner = X.inner_of_other_blocks
+    return TensorSpace(X.global_shape, grid, X.dtype, name=X.name, memory=X.memory, inner=inner)
 
 
 def grid_axes_of(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:

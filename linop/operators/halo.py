@@ -219,7 +219,7 @@ class _Exchange:
         yield Named("C", f"E{dim}", copies(space, sends, receives))
         yield Named("C", f"U{dim}", copies(space, receives, [m[1] for m in messages]))
         yield Named("K", f"T{dim}", clears(space, buffers))
-        yield bring.H
+        yield bring.euclidean_adjoint
 
     def _messages(self, dim: int) -> Iterator[tuple[Subset, Subset, int, int]]:
         """The messages along a dimension: (subset of the sender's bulk, subset of the receiver's

@@ -61,7 +61,9 @@ class NamedMovement(Named):
 
     def _adjoint(self) -> LinearOperator:
         back = self.given.adjoint()
-        return NamedMovement(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
+        return NamedMovement(
+            self.name, self.subscript, back, lambda: self.body.euclidean_adjoint, not self.starred
+        )
 
     def _conj(self) -> LinearOperator:
         def build() -> LinearOperator:
@@ -111,12 +113,12 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
         factors.append(adds(bring.codomain, sources, targets))
     # Deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
     if not clash:
-        return compose(allocate(codomain, *domain.regions).H, *reversed(factors))
+        return compose(allocate(codomain, *domain.regions).euclidean_adjoint, *reversed(factors))
     dropped = deallocate(bring.codomain, *domain.regions)
     renamed = allocate(dropped.codomain, *codomain.regions)
     ends = [[as_subset(r) for r in regions] for regions in (fresh.values(), codomain.regions)]
     move = adds(renamed.codomain, *ends)
-    end = allocate(codomain, *fresh.values()).H
+    end = allocate(codomain, *fresh.values()).euclidean_adjoint
     return compose(end, move, renamed, dropped, *reversed(factors))
 
 

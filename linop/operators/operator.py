@@ -56,10 +56,11 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     where the classes of the two are known.
 
     ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
-    difference, scalar multiples and power. ``op.H`` is the adjoint: symbolic, so that building it
-    runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x`` interpret it in this process, one
-    primitive at a time; ``op @ x`` takes flat arrays, shaped ones and matrices, too, as SciPy's
-    operators do (`SciPyProtocol`). `compile` returns the plan that runs it on workers.
+    difference, scalar multiples and power. ``op.H`` is the adjoint for the inner products of the
+    spaces: symbolic, so that building it runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x``
+    interpret it in this process, one primitive at a time; ``op @ x`` takes flat arrays, shaped ones
+    and matrices, too, as SciPy's operators do (`SciPyProtocol`). `compile` returns the plan that
+    runs it on workers.
 
     Args:
         domain, codomain: spaces of one dtype.
@@ -70,6 +71,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__
     _h: LinearOperator | None = None
+    _euclidean: LinearOperator | None = None
     _conjugate: LinearOperator | None = None
     _over_reals: LinearOperator | None = None
     loose = False  # True if the symbol needs parentheses inside a product
@@ -94,7 +96,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @abstractmethod
     def _adjoint(self) -> LinearOperator:
-        """The adjoint rule: the adjoint, built from those of the operands. Called once, by `H`."""
+        """The adjoint rule: `euclidean_adjoint`, which calls it once, built from those of the
+        operands."""
 
     def _conj(self) -> LinearOperator:
         """The operator with the complex conjugate matrix; called for complex dtypes alone."""
@@ -108,6 +111,10 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     @abstractmethod
     def _stages(self) -> Stages:
         """The normal form, computed from those of the operands."""
+
+    def _cancels(self, other: LinearOperator) -> bool:
+        """True if the operator is known to be the inverse of another one."""
+        return False
 
     def _operands(self) -> Sequence[LinearOperator]:
         """The operators that it is built of."""
@@ -143,14 +150,39 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @property
     def H(self) -> LinearOperator[Codomain_co, Domain_co]:
-        """The adjoint; ``A.H.H is A``."""
+        """The adjoint for the inner products of domain and codomain, ``<A x, y> = <x, A.H y>``;
+        ``A.H.H is A``. Of Euclidean spaces `euclidean_adjoint`; else with Riesz maps at its ends
+        (`linop.riesz`).
+
+        Raises:
+            SpaceError: the domain's inner product is of an operator without an inverse.
+        """
         if self._h is None:
-            for op in postorder(self, known=lambda op: op._h is not None):
-                op._h = op._adjoint()
-                op._h._h = op
+            made: LinearOperator = self.euclidean_adjoint  # of Euclidean spaces, it sets _h
+            if self._h is None:
+                from linop.operators.riesz import weighted_adjoint
+
+                made = weighted_adjoint(self)
+                made = made if made._h is None else ex.Composition((made,))
+                self._h, made._h = made, self
         adjoint: LinearOperator[Codomain_co, Domain_co] | None = self._h  # type: ignore[assignment]
         assert adjoint is not None
         return adjoint
+
+    @property
+    def euclidean_adjoint(self) -> LinearOperator[Codomain_co, Domain_co]:
+        """The operator of the conjugate transpose of the matrix: the adjoint for Euclidean inner
+        products, between the same spaces; the same as ``A.H`` if these are Euclidean."""
+        if self._euclidean is None:
+            for op in postorder(self, known=lambda op: op._euclidean is not None):
+                made = op._adjoint()
+                op._euclidean, made._euclidean = made, op
+                if op.domain.inner_product is op.codomain.inner_product is None:
+                    op._h, made._h = made, op
+        found: LinearOperator[Codomain_co, Domain_co] | None
+        found = self._euclidean  # type: ignore[assignment]
+        assert found is not None
+        return found
 
     def adjoint(self) -> LinearOperator[Codomain_co, Domain_co]:
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
@@ -170,8 +202,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @property
     def T(self) -> LinearOperator[Codomain_co, Domain_co]:
-        """The transpose: the adjoint without conjugation."""
-        return self.H.conj()
+        """The operator of the transpose of the matrix, whichever the inner products are."""
+        return self.euclidean_adjoint.conj()
 
     def over_reals(self) -> LinearOperator:
         """The operator over the real numbers, on rows of real and imaginary parts: from

@@ -39,7 +39,7 @@ class OverReals(LinearOperator[Any, Any]):
         self.loose = operand.loose
 
     def _adjoint(self) -> LinearOperator:
-        return self.operand.H.over_reals()
+        return self.operand.euclidean_adjoint.over_reals()
 
     def _interpret(self, arrays: Arrays) -> Arrays:
         results = self.operand._interpret(arrays_of_parts(arrays, self.operand.dtype))
@@ -78,7 +78,7 @@ class RealLinear(LinearOperator[Any, Any]):
         return self.form
 
     def _adjoint(self) -> LinearOperator:
-        return RealLinear(self.form.H, self.codomain, self.domain)
+        return RealLinear(self.form.euclidean_adjoint, self.codomain, self.domain)
 
     def conj(self) -> LinearOperator:
         """x -> conj(A conj(x)), of which the matrix, if there is one, is the conjugate."""
@@ -155,14 +155,14 @@ def embedded(op: LinearOperator, codomain: Space) -> LinearOperator:
         return op
     if op.codomain != codomain.with_dtype(op.codomain.dtype):
         return op
-    return compose(real(codomain).H, op)
+    return compose(real(codomain).euclidean_adjoint, op)
 
 
 def between_parts(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
     """A complex operator of real arguments, or its real part, where these spaces are real."""
     if codomain.dtype.kind != "c":
         op = compose(real(op.codomain), op)
-    return op if domain.dtype.kind == "c" else compose(op, real(op.domain).H)
+    return op if domain.dtype.kind == "c" else compose(op, real(op.domain).euclidean_adjoint)
 
 
 @records_origin
@@ -196,7 +196,7 @@ def conj(space: Space) -> LinearOperator:
 
     def build() -> LinearOperator:
         both = (real(space), imag(space))
-        pairs = [part.H.over_reals() @ part.over_reals() for part in both]
+        pairs = [part.over_reals().H @ part.over_reals() for part in both]
         return pairs[0] - pairs[1]
 
     return given_by(NamedMovement("conj", "", given, build), space, space)

@@ -35,6 +35,9 @@ class SciPyProtocol:
     Flat arrays are those of `Space.flatten`: the elements of a tensor space are in the C order of
     the global tensor, whatever its partition. Numbers of other dtypes, and lists, are converted
     (`Space.unflatten`); what the operator's dtype does not hold is a `DTypeError`.
+
+    Flat arrays have the Euclidean inner product, as SciPy's solvers take it, whichever those of the
+    spaces are: A^H is the conjugate transpose of the matrix, `LinearOperator.euclidean_adjoint`.
     """
 
     @cached_property
@@ -62,7 +65,7 @@ class SciPyProtocol:
 
     def rmatvec(self, y: npt.ArrayLike) -> Array:
         """A^H y, for y of shape (m,) or (m, 1), as an array of shape (n,) or (n, 1)."""
-        return _flat(self._op.H, y, "rmatvec")
+        return _flat(self._op.euclidean_adjoint, y, "rmatvec")
 
     def matmat(self, X: npt.ArrayLike) -> Array:
         """A X, for a matrix X of shape (n, k), as an array of shape (m, k)."""
@@ -70,7 +73,7 @@ class SciPyProtocol:
 
     def rmatmat(self, Y: npt.ArrayLike) -> Array:
         """A^H Y, for a matrix Y of shape (m, k), as an array of shape (n, k)."""
-        return _columns(self._op.H, Y, "rmatmat")
+        return _columns(self._op.euclidean_adjoint, Y, "rmatmat")
 
     def dot(self, x: Any) -> Any:
         """The product with an operator, a `Vector`, an array or a scalar: ``A @ x``; of a scalar
@@ -165,7 +168,9 @@ class SciPyProtocol:
         if j.size <= i.size or not self._op.clinear:
             found = self._units(self._op, j)[i].reshape(i.shape + j.shape)
         else:
-            found = self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
+            found = (
+                self._units(self._op.euclidean_adjoint, i)[j].conj().T.reshape(i.shape + j.shape)
+            )
         return found if found.ndim else found[()]
 
     def _units(self, op: LinearOperator, which: Array) -> Array:
@@ -296,7 +301,8 @@ class SciPyProtocol:
             noise: an eigenvalue no larger is zero to rounding.
         """
         op = self._op
-        gram = (op.H @ op if op.shape[0] >= op.shape[1] else op @ op.H).to_scipy()
+        back = op.euclidean_adjoint
+        gram = (back @ op if op.shape[0] >= op.shape[1] else op @ back).to_scipy()
         start = np.random.default_rng(0).standard_normal((gram.shape[0], 4))
         chosen = {"maxiter": 500, "tol": 1e-10} | options
         with warnings.catch_warnings():

@@ -63,7 +63,7 @@ def _(op: Composition) -> LinearOperator:
             return Zero(op.domain, op.codomain)
         for piece in simple._flattened():
             pieces += _pieces(piece)
-    kept = [piece for piece in pieces if not isinstance(piece, Identity)]
+    kept = without_inverses([piece for piece in pieces if not is_still(piece)])
     reduced = laws.reduced_by_laws(kept)
     if not changed and reduced is kept and len(kept) == len(pieces):
         return op
@@ -88,6 +88,23 @@ def _(op: Scaled) -> LinearOperator:
     return _without_scalar(op if simple is op.operand else Scaled(op.scalar, simple))
 
 
+def without_inverses(pieces: Sequence[Any]) -> list[Any]:
+    """Factors, without those that cancel with their neighbour."""
+    kept: list[Any] = []
+    for piece in pieces:
+        before = kept[-1] if kept else None
+        if isinstance(before, LinearOperator) and before._cancels(piece):
+            kept.pop()
+        else:
+            kept.append(piece)
+    return kept
+
+
+def is_still(piece: Any) -> bool:
+    """True of an identity between equal spaces."""
+    return isinstance(piece, Identity) and piece.domain == piece.codomain
+
+
 def _without_scalar(op: Scaled) -> LinearOperator:
     """The operand if the scalar is 1, the zero operator if either is 0, else the operator."""
     if op.scalar == 0 or isinstance(op.operand, Zero):
@@ -109,6 +126,8 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
     factors: list[LinearOperator] = []
     for piece in joined_in_place(pieces):
         if isinstance(piece, LinearOperator):
+            if piece.domain != space:  # it has another inner product
+                factors.append(Identity(space, piece.domain))
             factors.append(piece)
         elif isinstance(piece, InPlace):
             factors.append(Primitives(space, piece, space))
@@ -119,13 +138,13 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
 
 
 def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator[Any, Any]:
-    """The operator composed with identities that put the regions in the order of these spaces; a
-    zero operator is built in that order."""
+    """The operator composed with identities that put the regions in the order of these spaces, and
+    give them their inner products; a zero operator is built in that order."""
     if isinstance(op, Zero):
         return Zero(domain, codomain)
     factors = [op]
-    if op.domain.regions != domain.regions:
+    if op.domain.regions != domain.regions or op.domain != domain:
         factors.append(Identity(domain, op.domain))
-    if op.codomain.regions != codomain.regions:
+    if op.codomain.regions != codomain.regions or op.codomain != codomain:
         factors.insert(0, Identity(op.codomain, codomain))
     return compose(*factors)

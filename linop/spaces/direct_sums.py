@@ -15,12 +15,14 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Order, Space, Whole
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
+from linop.spaces.weighted import joined
 
 
 class DirectSumSpace(Space):
     """The direct sum of spaces: the regions of all, and the spaces themselves as `parts`, so that
     global arrays of tensor spaces are scattered and gathered part by part, and flat vectors are
-    those of the parts, one after another. It equals a `Space` of the same regions.
+    those of the parts, one after another. Its inner product is the sum of
+    theirs. It equals a `Space` of the same regions.
 
     Args:
         parts: spaces of one dtype, without common names of regions; the parts of direct sums among
@@ -36,6 +38,7 @@ class DirectSumSpace(Space):
         nested = (p.parts if isinstance(p, DirectSumSpace) else (p,) for p in parts)
         self.parts: tuple[Space, ...] = tuple(part for some in nested for part in some)
         super().__init__((r for space in parts for r in space.regions), parts[0].dtype)
+        self.inner_product = joined(self.parts)
 
     def in_memory(self, memory: str) -> DirectSumSpace:
         return DirectSumSpace([part.in_memory(memory) for part in self.parts])
@@ -45,6 +48,11 @@ class DirectSumSpace(Space):
 
     def over_reals(self) -> DirectSumSpace:
         return DirectSumSpace([part.over_reals() for part in self.parts])
+
+    def with_inner(self, inner: Any) -> DirectSumSpace:
+        if self.inner_product is not None:
+            return DirectSumSpace([part.euclidean for part in self.parts]).with_inner(inner)
+        return super().with_inner(inner)
 
     @property
     def wholes(self) -> tuple[Whole | None, ...]:
@@ -115,15 +123,20 @@ def _renamed(space: Space, k: int, counts: Counter[str], taken: set[str]) -> Spa
             mark += "'"
         taken.update(made.numbering.index)
         return made
-    return Space([_distinct(r, k, taken) if counts[r.name] > 1 else r for r in space], space.dtype)
+    regions = [_distinct(r, k, taken) if counts[r.name] > 1 else r for r in space]
+    names = {old.name: new.name for old, new in zip(space.regions, regions, strict=True)}
+    inner = space.inner_product and space.inner_product.renamed(names)
+    return Space(regions, space.dtype, inner=inner)
 
 
 def _tensor(X: TensorSpace, name: str) -> TensorSpace:
     """A tensor space of another name."""
     bounds = dict(enumerate(X.bounds))
-    return TensorSpace(
+    made = TensorSpace(
         X.global_shape, X.partition, X.dtype, X.axes, name, bounds=bounds, memory=X.memory
     )
+    names = dict(zip(X.numbering.index, made.numbering.index, strict=True))
+    return made.with_inner(X.inner_product and X.inner_product.renamed(names))
 
 
 def _distinct(region: Region, k: int, taken: set[str]) -> Region:

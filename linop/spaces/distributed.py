@@ -12,13 +12,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from linop.spaces.scalars import Scalar
 
 if TYPE_CHECKING:
     from linop.spaces.space import Space
+    from linop.spaces.vector import Vector
 
 Partials = Sequence[Mapping[int, Scalar]]
 """Partial inner products, each a mapping by worker."""
@@ -37,18 +38,20 @@ class Distributed:
             worker's, and may raise; of vectors of these names. Collective.
         name: equal on all workers for the blocks of one vector; see the module.
         made: describes the origin of the vector.
+        run: applies an operator to the vector on all workers, which compiles it once. Collective.
     """
 
     sums: Callable[[Callable[[], Partials], Asked], list[Scalar]]
     name: int
     made: Callable[[], str]
+    run: Callable[[Any, Vector], Vector]
 
     def derived(self, operation: str, *others: Distributed | None) -> Distributed:
         """Identity of a result of arithmetic on this vector and others."""
         name = mixed(self.name, _operation(operation))
         for other in others:
             name = mixed(name, 0 if other is None else other.name)
-        return Distributed(self.sums, name, self.made)
+        return Distributed(self.sums, name, self.made, self.run)
 
 
 class Asked:

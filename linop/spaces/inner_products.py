@@ -33,7 +33,7 @@ def dot(x: Array, y: Array) -> Scalar:
     """
     if x.dtype.kind in "iu":
         return sum(_whole_dot(a, b) for a, b in _pieces(x, y))
-    x, y = _wide(x), _wide(y)
+    x, y = wide(x), wide(y)
     if x.size <= _PIECE:
         return np.vdot(x, y).item()
     return sum(np.vdot(a, b).item() for a, b in _pieces(x, y))
@@ -46,7 +46,7 @@ def _pieces(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
         yield x[k : k + _PIECE], y[k : k + _PIECE]
 
 
-def _wide(array: Array) -> Array:
+def wide(array: Array) -> Array:
     """The array in the dtype that sums are formed in: double precision, or long double."""
     kind, long = array.dtype.kind, array.dtype.itemsize
     if kind == "c":
@@ -89,10 +89,10 @@ def norm_of(inner: Callable[[int], Scalar], dtype: np.dtype[Any]) -> float:
     square: Any = inner(0).real
     if dtype.kind in "iu":
         return math.sqrt(square)
-    wide = _wide(np.zeros((), dtype)).real.dtype
-    root: Callable[[Any], Any] = np.sqrt if wide.itemsize > 8 else math.sqrt
-    top = int(np.finfo(wide).maxexp)
-    low, high = (wide.type(2) ** k for k in (256 - top, top - 2))
+    real = wide(np.zeros((), dtype)).real.dtype
+    root: Callable[[Any], Any] = np.sqrt if real.itemsize > 8 else math.sqrt
+    top = int(np.finfo(real).maxexp)
+    low, high = (real.type(2) ** k for k in (256 - top, top - 2))
     narrow = dtype.itemsize < (16 if dtype.kind == "c" else 8)
     if not narrow and not low <= square < high:
         power = (top // 2 + 64) * (1 if square < low else -1)

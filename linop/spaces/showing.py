@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from linop.spaces.differences import inner_text
 from linop.spaces.region import Region, memory_mark
 from linop.spaces.scalars import Array
 
@@ -28,6 +29,7 @@ def space_html(space: Space) -> str:
     regions = ["" if k is None else space.numbering.at(k) for k in numbers]
     rows = [_region_cells(region) for region in regions]
     caption = f"{type(space).__name__} of {_many(len(space), 'region')}, {_elements(space)}"
+    caption += _inner(space)
     return _table(caption, ("region", "shape", "workers"), rows)
 
 
@@ -40,7 +42,7 @@ def tensor_html(X: TensorSpace) -> str:
         rows.append([*_region_cells(region), "…" if k is None else ranges])
     caption = (
         f"TensorSpace {X.name} of shape {X.global_shape}, dtype {X.dtype.name}, on a grid "
-        f"of workers of shape {X.partition.shape}, whose axes are {_axes(X)}"
+        f"of workers of shape {X.partition.shape}, whose axes are {_axes(X)}{_inner(X)}"
     )
     return _table(caption, ("block", "shape", "workers", "indices"), rows)
 
@@ -119,6 +121,11 @@ def _region_cells(region: Region | str) -> list[str]:
     workers = [*map(str, region.workers)]
     few = workers if len(workers) <= _MOST else [*workers[:_FIRST], "…", workers[-1]]
     return [region.name, str(region.shape), ", ".join(few) + memory_mark(region)]
+
+
+def _inner(space: Space) -> str:
+    """The inner product as the end of a caption."""
+    return "" if space.inner_product is None else f"; inner product: {inner_text(space)}"
 
 
 def _some(many: int) -> list[int | None]:

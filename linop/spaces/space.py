@@ -6,17 +6,19 @@ do not belong here.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces import showing
 from linop.spaces.contents import accepted
+from linop.spaces.differences import inner_text, replicas_text, side_by_side, workers_text
 from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
 from linop.spaces.numbering import Numbering
@@ -32,6 +34,7 @@ from linop.spaces.region import (
 )
 from linop.spaces.scalars import Array, Scalar, numeric_dtype, of_dtype
 from linop.spaces.vector import Vector, inners
+from linop.spaces.weighted import InnerProduct, inner_product_of
 
 Order = Literal["global", "regions"]
 """Orders of the elements of a flat vector: see `Space.flatten`."""
@@ -50,19 +53,35 @@ class Whole(NamedTuple):
 
 
 class Space:
-    """The direct sum of regions over one dtype, with the Euclidean (complex: Hermitian) inner
-    product. A replicated region counts once.
+    """The direct sum of regions over one dtype, with an inner product. A replicated region counts
+    once.
 
     The order of the regions fixes the order of rows and columns in matrices and flat vectors
     (`TensorSpace` has the order of its global tensor) and nothing else: spaces with the same
-    regions and dtype are equal, since a direct sum is addressed by name.
+    regions, dtype and inner product are equal, since a direct sum is addressed by name.
+
+    Args:
+        regions: one, or several of different names.
+        dtype: of the elements.
+        inner: the inner product <v, w> = v^H G w, which adjoints, norms and solvers are of. None
+            for the Euclidean (complex: Hermitian) one. Positive weights, the diagonal of G: a
+            number, an array of the only region's shape, a mapping of these by region name, or a
+            `Vector`. Or ``linop.inner_product(G, inverse)`` of an operator. On floating dtypes.
 
     Raises:
-        RegionError: two regions share a name.
-        DTypeError: the dtype is not numeric.
+        RegionError: two regions share a name, or weights of one are missing.
+        DTypeError: the dtype is not numeric; or it is an integer one, and `inner` is given.
+        ArgumentError: weights are not positive and finite. ShapeError: they do not fit.
+        SpaceError: the operator is of other regions.
     """
 
-    def __init__(self, regions: Iterable[Region] | Region, dtype: npt.DTypeLike = np.float64):
+    def __init__(
+        self,
+        regions: Iterable[Region] | Region,
+        dtype: npt.DTypeLike = np.float64,
+        *,
+        inner: Any = None,
+    ) -> None:
         try:
             given = (regions,) if isinstance(regions, Region) else tuple(regions)
         except TypeError:
@@ -77,9 +96,13 @@ class Space:
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(
                 f"duplicate region {', '.join(map(repr, twice))} in a space: {names}"
-                f"{_replicas(given, twice)}"
+                f"{replicas_text(given, twice)}"
             )
         self.dtype = numeric_dtype(dtype)
+        self.inner_product = inner_product_of(self, inner)
+
+    inner_product: InnerProduct | None
+    """The inner product; None for the Euclidean one."""
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -98,15 +121,51 @@ class Space:
         """
         known_memory(memory, "in_memory")
         regions = (Region.checked(r.name, r.shape, r.workers, memory) for r in self.regions)
-        return Space(regions, self.dtype)
+        inner = self.inner_product and self.inner_product.in_memory()
+        return Space(regions, self.dtype, inner=inner)
 
     def with_dtype(self, dtype: npt.DTypeLike) -> Space:
-        """The same regions over another dtype.
+        """The same regions over another dtype; with the same weights, if that is a floating one,
+        but without the inner product of an operator.
 
         Raises:
             DTypeError: the dtype is not numeric.
         """
-        return Space(self.regions, dtype)
+        inner = self.inner_product and self.inner_product.with_dtype(numeric_dtype(dtype))
+        return Space(self.regions, dtype, inner=inner)
+
+    def with_inner(self, inner: Any) -> Self:
+        """The same space with another inner product; `linop.identity` maps the one to the other.
+
+        Args:
+            inner: as for the class; None for the Euclidean one.
+
+        Raises:
+            as the class.
+        """
+        made = copy.copy(self)
+        made.inner_product = inner_product_of(self, inner)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without what is derived from the inner product, or differs in another
+        process."""
+        derived = ("_riesz", "_hash", "digest", "euclidean", "made_from")
+        return {name: own for name, own in attributes(self).items() if name not in derived}
+
+    @cached_property
+    def euclidean(self) -> Self:
+        """The same space with the Euclidean inner product; itself if it has that."""
+        return self if self.inner_product is None else self.with_inner(None)
+
+    @property
+    def shape_of_weights(self) -> tuple[int, ...] | None:
+        """The shape that an array of weights has; None if they are given by region name."""
+        return self.regions[0].shape if len(self.regions) == 1 else None
+
+    def index_of(self, region: Region) -> tuple[Any, ...]:
+        """The index of a region in such an array."""
+        return (...,)
 
     def over_reals(self) -> Space:
         """The same vectors over the real numbers: each region of shape s as one of shape (*s, 2) of
@@ -120,8 +179,11 @@ class Space:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 digest of regions, their order, and dtype; the same on every machine."""
-        return hashlib.sha256(repr((self.dtype.str, self.regions)).encode()).digest()
+        """SHA-256 digest of regions, their order, dtype and inner product; the same on every
+        machine."""
+        own = self.inner_product and self.inner_product.digest
+        said = repr((self.dtype.str, self.regions)).encode() + (own or b"")
+        return hashlib.sha256(said).digest()
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
@@ -158,6 +220,11 @@ class Space:
             return True
         if not isinstance(other, Space):
             return NotImplemented
+        return self.has_regions_of(other) and same_inner_product(self, other)
+
+    def has_regions_of(self, other: Space) -> bool:
+        """True if the regions and dtype of another space are the same, whatever their order and the
+        inner products."""
         if self.dtype != other.dtype or len(self) != len(other):
             return False
         return self.numbering == other.numbering or all(region in self for region in other.regions)
@@ -170,13 +237,18 @@ class Space:
         return hash((self.dtype, frozenset(self.regions)))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
+        return f"{type(self).__name__}({self}, dtype={self.dtype.name}{self._inner_shown})"
+
+    @property
+    def _inner_shown(self) -> str:
+        """The inner product as the end of a list of arguments."""
+        return "" if self.inner_product is None else f", inner={inner_text(self)}"
 
     def _repr_html_(self) -> str:
         return showing.space_html(self)
 
     def __str__(self) -> str:
-        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
+        parts = [f"{r.name}{list(r.shape)}@{workers_text(r)}{memory_mark(r)}" for r in self.regions]
         return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
 
     def require(self, part: Part) -> Subset:
@@ -380,16 +452,18 @@ class Space:
         """The summands of <v, w> over the regions that v and w both hold, by worker. A replicated
         region counts for its first worker."""
         partial: dict[int, Scalar] = {}
+        weighed = w.arrays if self.inner_product is None else self.inner_product.weighed(w)
         for region in self.regions:
-            if region.name in v and region.name in w:
+            if region.name in v and region.name in weighed:
                 worker = region.workers[0]
-                product = dot(v[region.name], w[region.name])
+                product = dot(v[region.name], weighed[region.name])
                 partial[worker] = partial.get(worker, 0) + product
         return partial
 
     def inner(self, v: Vector, w: Vector) -> Scalar:
         """<v, w>, conjugate-linear in v (paper, equation 2), summed in the order of workers:
-        bitwise equal on every backend. Collective for vectors made by a backend.
+        bitwise equal on every backend. Collective for vectors made by a backend; if it is that of
+        an operator, this compiles the operator, once, and runs it.
 
         Raises:
             ArgumentError: v or w is not a vector. SpaceError: v or w is of another space, or lacks
@@ -410,33 +484,9 @@ def checked_order(order: Order) -> Order:
     return order
 
 
-def side_by_side(left: Space, right: Space) -> str:
-    """The regions and dtypes in which two spaces differ, in two columns; at most 12 rows."""
-    names = list(dict.fromkeys([*left.numbering.index, *right.numbering.index]))
-    rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
-    rows += [(_describe(left, n), _describe(right, n)) for n in names]
-    rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]
-    width = max(len(a) for a, _ in rows)
-    return "\n".join(f"  {a:<{width}}  ≠  {b}" for a, b in rows)
-
-
-def _replicas(given: Sequence[Region], names: Sequence[str]) -> str:
-    """The end of an error of duplicate regions, if they are replicated ones."""
-    shared = next((r for r in given if r.name in names and r.replicated), None)
-    if shared is None:
-        return ""
-    return (
-        f"; {shared.name!r} is replicated: one region of the workers {shared.workers}. Take it, "
-        f"and a local operator on it, once and not for each worker"
-    )
-
-
-def _describe(space: Space, name: str) -> str:
-    if name not in space:
-        return f"(no {name!r})"
-    region = space[name]
-    return f"{name!r} shape {region.shape} on worker {_workers(region)}{memory_mark(region)}"
-
-
-def _workers(region: Region) -> str:
-    return ",".join(map(str, region.workers))
+def same_inner_product(left: Space, right: Space) -> bool:
+    """True if two spaces of the same regions have the same inner product."""
+    one, other = left.inner_product, right.inner_product
+    if one is other:
+        return True
+    return one is not None and other is not None and one.agrees(left, right)

@@ -20,6 +20,7 @@ from linop.spaces.region import Region, known_memory, naturals
 from linop.spaces.scalars import Array, array_of, numeric_dtype, of_dtype
 from linop.spaces.space import Space, Whole
 from linop.spaces.vector import Vector
+from linop.spaces.weighted import InnerProduct, inner_product_of
 
 
 class TensorSpace(Space):
@@ -37,13 +38,18 @@ class TensorSpace(Space):
         bounds: global (start, stop) of blocks, by tensor dimension, for blocks that overlap or
             leave gaps.
         memory: the kind of memory of all blocks, one of `linop.spaces.region.MEMORIES`.
+        inner: the inner product, as for `Space`; an array of weights is of the global shape, and
+            holds for the same tensor in other blocks, too, as those of
+            ``linop.repartition(X, partition)``. Codomains of collectives are Euclidean where
+            elements are in several blocks (copies, halos); and where `inner` is weights by region,
+            a vector, or an operator's inner product, which are of these blocks alone.
 
     Balanced means that the first ``n mod p`` blocks are one longer; with more workers than elements
     the last blocks are empty.
 
     Raises:
         PartitionError: axes do not fit the grid or the tensor, or blocks do not fit the tensor.
-        ArgumentError: `memory` is none of `linop.spaces.region.MEMORIES`.
+        ArgumentError: `memory` is none of `linop.spaces.region.MEMORIES`; or as `Space`.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class TensorSpace(Space):
         sizes: Mapping[int, Sequence[int]] | None = None,
         bounds: Mapping[int, Bounds] | None = None,
         memory: str = "default",
+        inner: Any = None,
     ) -> None:
         self.global_shape = naturals(shape, "shape of a tensor")
         self.partition = expect("partition", partition, Partition)
@@ -70,6 +77,7 @@ class TensorSpace(Space):
             self.partition, self.axes, self.bounds, name, self.memory
         )
         self.dtype = numeric_dtype(dtype)
+        self.inner_product = inner_product_of(self, inner)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:  # type: ignore[override]
@@ -77,12 +85,13 @@ class TensorSpace(Space):
         return self.numbering.regions
 
     def in_memory(self, memory: str) -> TensorSpace:
-        return self._with(self.dtype, memory)
+        return self._with(self.dtype, memory, self.inner_product and self.inner_product.in_memory())
 
     def with_dtype(self, dtype: npt.DTypeLike) -> TensorSpace:
-        return self._with(dtype, self.memory)
+        inner = self.inner_product and self.inner_product.with_dtype(numeric_dtype(dtype))
+        return self._with(dtype, self.memory, inner)
 
-    def _with(self, dtype: npt.DTypeLike, memory: str) -> TensorSpace:
+    def _with(self, dtype: npt.DTypeLike, memory: str, inner: InnerProduct | None) -> TensorSpace:
         """The same blocks of another dtype or in another kind of memory."""
         return TensorSpace(
             self.global_shape,
@@ -92,6 +101,7 @@ class TensorSpace(Space):
             self.name,
             bounds=dict(enumerate(self.bounds)),
             memory=memory,
+            inner=inner,
         )
 
     def over_reals(self) -> TensorSpace:
@@ -109,7 +119,8 @@ class TensorSpace(Space):
     @cached_property
     def made_from(self) -> tuple[Any, ...]:
         """The fields that determine the space; equal tuples mean equal spaces."""
-        return self.global_shape, self.dtype, *self.numbering.made_from
+        own = self.inner_product and self.inner_product.digest
+        return self.global_shape, self.dtype, *self.numbering.made_from, own
 
     @cached_property
     def digest(self) -> bytes:
@@ -118,12 +129,12 @@ class TensorSpace(Space):
     def digest_without(self, uncut: Collection[int]) -> bytes:
         """The digest of this space with extent 1 in the dimensions `uncut`, of which every block
         holds the full extent."""
-        shape, dtype, partition, axes, bounds, name, memory = self.made_from
+        shape, dtype, partition, axes, bounds, name, memory, own = self.made_from
         shape = tuple(1 if d in uncut else n for d, n in enumerate(shape))
         bounds = tuple(((0, 1),) if d in uncut else cuts for d, cuts in enumerate(bounds))
         workers = hashlib.sha256(np.array(partition.workers, np.int64).tobytes()).digest()
         text = repr((shape, partition.shape, workers, dtype.str, axes, name, bounds, memory))
-        return hashlib.sha256(text.encode()).digest()
+        return hashlib.sha256(text.encode() + (own or b"")).digest()
 
     def region(self, worker: int) -> Region:
         """The block that a worker holds.
@@ -147,7 +158,11 @@ class TensorSpace(Space):
         """Global index ranges of a region of this space, a slice per dimension."""
         return self.slices(region.workers[0])
 
-    def _index(self, region: Region) -> tuple[Any, ...]:
+    @property
+    def shape_of_weights(self) -> tuple[int, ...]:
+        return self.global_shape
+
+    def index_of(self, region: Region) -> tuple[Any, ...]:
         """NumPy index of a block in the global array; gives a view for 0-d tensors too."""
         return (*self.block(region), ...)
 
@@ -208,7 +223,7 @@ class TensorSpace(Space):
             raise ShapeError(
                 f"scatter: global array of shape {array.shape} given, {self.global_shape} expected"
             )
-        blocks = {r.name: array[self._index(r)].copy() for r in self.regions}
+        blocks = {r.name: array[self.index_of(r)].copy() for r in self.regions}
         return self.vector(blocks)
 
     def gather(self, vector: Vector | Mapping[str, npt.ArrayLike]) -> Array:
@@ -224,13 +239,13 @@ class TensorSpace(Space):
         array = np.zeros(self.global_shape, self.dtype)
         seen = np.zeros(self.global_shape, bool)
         for region in self.regions:
-            where = self._index(region)
+            where = self.index_of(region)
             array[where] = vector[region.name]
             seen[where] = True
         if not seen.all():
             raise SpaceError(f"gather: the blocks of {self!r} leave out elements of the tensor")
         for region in self.regions:
-            if not _same(array[self._index(region)], vector[region.name]):
+            if not _same(array[self.index_of(region)], vector[region.name]):
                 raise SpaceError(
                     f"gather: block {region.name!r} differs from another copy of its elements; "
                     f"sum_reduce the copies first, or read one block by its region"
@@ -241,8 +256,9 @@ class TensorSpace(Space):
         self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
     ) -> TensorSpace:
         """The same global tensor, name and memory on another partition; balanced in dimensions
-        without `bounds`."""
-        return TensorSpace(
+        without `bounds`. It has the weights of the global tensor, if no element is in several
+        blocks; else it is Euclidean."""
+        made = TensorSpace(
             self.global_shape,
             partition,
             self.dtype,
@@ -251,6 +267,21 @@ class TensorSpace(Space):
             bounds=bounds,
             memory=self.memory,
         )
+        inner = self.inner_of_other_blocks
+        return made.with_inner(inner) if inner is not None and made._holds_each_once else made
+
+    @property
+    def _holds_each_once(self) -> bool:
+        """True if no element of the tensor is in several blocks, or in several copies of one."""
+        grid = zip(self.axes, self.partition.shape, strict=True)
+        several = any(axis is COPIES and extent > 1 for axis, extent in grid)
+        return not several and None not in map(_side_by_side, self.bounds)
+
+    @property
+    def inner_of_other_blocks(self) -> InnerProduct | None:
+        """The inner product of the same tensor in other blocks: weights that were given as a number
+        or for the global tensor; else None."""
+        return self.inner_product and self.inner_product.of_other_blocks()
 
     @property
     def ndim(self) -> int:
@@ -264,7 +295,7 @@ class TensorSpace(Space):
         memory = "" if self.memory == "default" else f", memory={self.memory!r}"
         return (
             f"TensorSpace({self.global_shape}, {self.partition!r}, dtype={self.dtype.name}, "
-            f"axes={self.axes}, name={self.name!r}{memory})"
+            f"axes={self.axes}, name={self.name!r}{memory}{self._inner_shown})"
         )
 
 

@@ -94,6 +94,11 @@ class Vector(ArrayProtocol):
             scaled = self._map(f"scale by 2**{power}", lambda a: a * factor)
         return inners([(scaled, scaled)], "norm")[0]
 
+    def restricted(self, space: Space) -> Vector:
+        """The part of the vector in a space of some of its regions; it shares their arrays."""
+        arrays = {name: array for name, array in self.arrays.items() if name in space}
+        return Vector(space, arrays, self.shared and self.shared.derived("part"))
+
     def copy(self) -> Vector:
         """A vector with copies of all arrays."""
         return self._map("copy", lambda a: a.copy())

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.local_operators.functions import Local
-from linop.operators.expressions import Compound
+from linop.operators.expressions import Compound, Local
 from linop.operators.flow import SOURCE, TARGET, Arrays, Edge, Flow, accumulate, applied, evaluated
 from linop.operators.operator import LinearOperator
 from linop.spaces.scalars import Array

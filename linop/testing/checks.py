@@ -26,7 +26,7 @@ from linop.testing.matrices import matrix_of, unlike_matrix, worst_of_matrices
 from linop.testing.report import Report
 from linop.testing.tested_maps.foreign import tested_map
 from linop.testing.tested_maps.tested_map import Fault
-from linop.testing.tested_maps.whole import seen_as
+from linop.testing.tested_maps.whole import seen_as, with_inner
 from linop.testing.trials import (
     Check,
     Where,
@@ -49,6 +49,7 @@ def check_adjoint(
     backend: Backend | str = "reference",
     *,
     adjoint: Any = None,
+    inner: tuple[Any, Any] | None = None,
     seed: int = 0,
     trials: int = 3,
     tolerance: float | None = None,
@@ -67,6 +68,8 @@ def check_adjoint(
         op: the operator F.
         backend: a backend or its name. The check is collective on a backend of one worker.
         adjoint: the map to test as F*; by default the adjoint of `op`.
+        inner: the inner products of domain and codomain, each as for `linop.Space`: an array of
+            weights, for instance, or None for the Euclidean one. By default those of the spaces.
         seed, trials: first seed and number of random pairs x, y; the same on every worker.
         tolerance: the largest relative error that passes; by default `dot_tolerance`, a bound of
             rounding errors. An ill-conditioned operator, such as the inverse of a matrix, needs a
@@ -79,8 +82,8 @@ def check_adjoint(
         ArgumentError: `op` cannot be checked, or the tolerance, seed or number of trials is
             invalid; on every worker.
     """
-    F = tested_map("check_adjoint", op, backend)
-    call = "check_adjoint(op, {})" if adjoint is None else "check_adjoint(op, {}, adjoint=adjoint)"
+    F = with_inner(tested_map("check_adjoint", op, backend), inner)
+    call = f"check_adjoint(op, {{}}{_said(adjoint, inner)})"
     check = Check(
         "dot-product test", "<F x, y> with <x, F* y>", call, F, dot_tolerance(F), tolerance
     )
@@ -97,6 +100,7 @@ def check_dot_exact(
     backend: Backend | str = "reference",
     *,
     adjoint: Any = None,
+    inner: tuple[Any, Any] | None = None,
     seed: int = 0,
     trials: int = 3,
 ) -> Report:
@@ -104,14 +108,14 @@ def check_dot_exact(
     integer dtypes, as in `check_adjoint`.
 
     Args:
-        op, backend, adjoint, seed, trials: as for `check_adjoint`.
+        op, backend, adjoint, inner, seed, trials: as for `check_adjoint`.
 
     Raises:
         UndecidableError: in floating point, a result is fractional, or larger than the integers
             that its dtype represents exactly, so that its arithmetic may round; on every worker.
     """
-    F = tested_map("check_dot_exact", op, backend)
-    extra = "" if adjoint is None else ", adjoint=adjoint"
+    F = with_inner(tested_map("check_dot_exact", op, backend), inner)
+    extra = _said(adjoint, inner)
     compared = "<F x, y> with <x, F* y>, on whole numbers"
     call = f"check_dot_exact(op, {{}}{extra})"
     check = Check("exact dot-product test", compared, call, F, 0.0)
@@ -121,6 +125,13 @@ def check_dot_exact(
         return dot_products(F, G, seed, exact=True)
 
     return check.tried(trial, seed, trials)
+
+
+def _said(adjoint: Any, inner: Any) -> str:
+    """Arguments of the call that repeats a check."""
+    return ("" if adjoint is None else ", adjoint=adjoint") + (
+        "" if inner is None else ", inner=inner"
+    )
 
 
 @in_every_dtype
@@ -157,8 +168,9 @@ def check_exact(
     backend: Backend | str = "reference",
     tolerance: float | None = None,
 ) -> Report:
-    """The matrix of the adjoint against the conjugate transpose of the operator's, entry by entry;
-    and linearity of both, without which a matrix does not determine a map.
+    """The matrix of the adjoint against the conjugate transpose of the operator's, entry by entry
+    (G_X^-1 A^H G_Y in spaces of other inner products); and linearity of both, without which a
+    matrix does not determine a map.
 
     The two dense matrices are built independently, by applying each map to all unit vectors. If no
     arithmetic rounds (data movement, integers) entries must be equal; otherwise they may differ by
@@ -174,13 +186,14 @@ def check_exact(
     extra = "" if adjoint is None else "adjoint, "
     compared = "the matrix of F* with the conjugate transpose of that of F; both for linearity"
     call = f"check_exact(op, {extra}backend={{}})"
+    weighed = any(space.inner_product is not None for space in (F.domain, F.codomain))
     try:
         G = adjoint_of("check_exact", F, adjoint)
-        rounds = not (F.exact and G.exact)
+        rounds = not (F.exact and G.exact) or weighed
         most = max(entry_tolerance(F), entry_tolerance(G)) if rounds else 0.0
         check = Check("exact adjoint", compared, call, F, most, tolerance)
         matrices = matrix_of(F), matrix_of(G)
-        error, worst = worst_of_matrices(F, G, *matrices, check.tolerance)
+        error, worst = worst_of_matrices(F, G, *matrices, check.tolerance, weighed)
         if error <= check.tolerance:
             pairs = list(zip((F, G), matrices, strict=True))
             tried = [linear(S, seed, tolerance is None) for S, _ in pairs for seed in (0, 2, 4)]

@@ -23,14 +23,17 @@ from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocat
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
+from linop.operators.riesz import OfOperator
 from linop.provenance import Origin, objects_in
 from linop.spaces.decomposition import Bounds, Role
+from linop.spaces.direct_sums import DirectSumSpace
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
+from linop.spaces.weighted import Diagonal
 
 
 @singledispatch
@@ -66,7 +69,28 @@ def _subset(part: Subset) -> str:
 
 @code.register
 def _space(space: Space) -> str:
-    return f"linop.Space([{_list(space.regions)}]{_dtype(space)})"
+    return f"linop.Space([{_list(space.regions)}]{_dtype(space)}{_inner(space)})"
+
+
+@code.register
+def _direct_sum_space(space: DirectSumSpace) -> str:
+    return code(Space(space.regions, space.dtype, inner=space.inner_product))
+
+
+def _inner(space: Space) -> str:
+    inner = space.inner_product
+    return "" if inner is None else f", inner={code(inner)}"
+
+
+@code.register
+def _diagonal(inner: Diagonal) -> str:
+    return code(inner.given if inner.by_region else inner.given[""])
+
+
+@code.register
+def _of_operator(inner: OfOperator) -> str:
+    known = "" if inner.inverse is None else f", {code(inner.inverse)}"
+    return f"linop.inner_product({code(inner.G)}{known})"
 
 
 @code.register
@@ -88,7 +112,7 @@ def _tensor_space(X: TensorSpace) -> str:
         text += f", name={X.name!r}"
     text += _memory(X)
     uneven = {d: cut for d, cut in enumerate(X.bounds) if cut != _balanced(X, d)}
-    return f"{text}{f', bounds={uneven}' if uneven else ''})"
+    return f"{text}{f', bounds={uneven}' if uneven else ''}{_inner(X)})"
 
 
 @code.register
@@ -169,17 +193,25 @@ def _printed(op: LinearOperator) -> list[LinearOperator]:
     if op.origin is not None:
         found = objects_in([op.origin.arguments, op.origin.options])
         return [one for one in found if isinstance(one, LinearOperator)]
-    if op._h is not None and op._h.origin is not None:
-        return [op._h]
+    if (other := _adjoint_of(op)) is not None:
+        return [other]
     return [op.body] if isinstance(op, Named) else list(op._operands())
 
 
 def _unnamed(op: LinearOperator) -> str:
     if op.origin is not None:
         return code(op.origin)
-    if op._h is not None and op._h.origin is not None:
-        return f"{code(op._h)}.H"
-    return _composed(op)
+    other = _adjoint_of(op)
+    if other is None:
+        return _composed(op)
+    return f"{code(other)}.{'H' if other is op._h else 'euclidean_adjoint'}"
+
+
+def _adjoint_of(op: LinearOperator) -> LinearOperator | None:
+    """The operator that was built by a public function, and whose adjoint, or Euclidean adjoint,
+    this one is; None if there is none."""
+    known = (op._h, op._euclidean)
+    return next((one for one in known if one is not None and one.origin is not None), None)
 
 
 @code.register
@@ -222,7 +254,7 @@ def _joined(op: Composition | Sum, kind: type[Composition] | type[Sum]) -> Seque
     """The factors or terms of an operator; those of nested ones without a name among them."""
 
     def inner(part: LinearOperator) -> Sequence[LinearOperator] | None:
-        made = part.origin is not None or (part._h is not None and part._h.origin is not None)
+        made = part.origin is not None or _adjoint_of(part) is not None
         nested = isinstance(part, kind) and not made and id(part) not in (_NAMES.get() or ())
         return part.parts if nested else None  # type: ignore[attr-defined]
 
@@ -295,7 +327,7 @@ def _bracketed(op: LinearOperator) -> str:
     text = code(op)
     if id(op) in (_NAMES.get() or ()):
         return text
-    calls = op.origin is not None or (op._h is not None and op._h.origin is not None)
+    calls = op.origin is not None or _adjoint_of(op) is not None
     several = isinstance(op, Composition | Sum | Scaled)
     several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
     return text if calls or not several else f"({text})"

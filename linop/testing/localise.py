@@ -207,7 +207,9 @@ def _scaled(significand: float, exponent: int) -> Any:
 
 def at(vector: Vector, flat: int, backend: Backend) -> Scalar:
     """The value of the element at a position, returned on every worker. Collective."""
-    return unit(vector.space, flat, backend).inner(vector)
+    plain = vector.space.euclidean
+    one = unit(plain, flat, backend)
+    return one.inner(Vector(plain, vector.arrays, vector.shared))
 
 
 def unit(space: Space, flat: int, backend: Backend, value: Scalar = 1) -> Vector:

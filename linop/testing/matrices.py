@@ -6,6 +6,7 @@ from functools import reduce
 
 import numpy as np
 
+from linop.operators.riesz import riesz
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.testing.cancellation import noise_of_entries, size_of_terms
@@ -18,7 +19,12 @@ from linop.testing.trials import Where, difference
 
 
 def worst_of_matrices(
-    F: TestedMap, G: TestedMap, forward: Array, backward: Array, tolerance: float
+    F: TestedMap,
+    G: TestedMap,
+    forward: Array,
+    backward: Array,
+    tolerance: float,
+    weighed: bool = False,
 ) -> tuple[float, Worst]:
     """The largest difference between the matrix of G and the conjugate transpose of that of F, and
     its entry. Collective.
@@ -27,7 +33,10 @@ def worst_of_matrices(
         forward, backward: the matrices of F and of G.
         tolerance: 0, or differences are relative to the largest entry of their row and column; and
             if this is exceeded, to their rounding errors (`linop.testing.cancellation`).
+        weighed: True if an inner product is not the Euclidean one.
     """
+    if weighed:
+        forward = _weighed(F, forward)
     wanted = forward.conj().T
     if not wanted.size:
         return 0.0, Worst("there is no entry")
@@ -46,12 +55,23 @@ def worst_of_matrices(
     words = (
         f"row {row}, column {column} of the adjoint, from {_entry_text(G, G.domain, column)} "
         f"to {_entry_text(G, G.codomain, row)}: the adjoint has {shown(given)}, the conjugate "
-        f"transpose of F has {shown(right)}"
+        f"transpose of F {'in these inner products ' * weighed}has {shown(right)}"
     )
     source = element(G.domain, column % G.domain.size)
     target = element(G.codomain, row % G.codomain.size)
     worst = Worst(words, source, target, given, right)
     return float(difference[row, column]), worst
+
+
+def _weighed(F: TestedMap, A: Array) -> Array:
+    """G_Y A G_X^-1."""
+
+    def dense(space: Space, inverse: bool) -> Array:
+        G = riesz(space, inverse=inverse).to_matrix("regions").toarray()
+        return np.kron(np.eye(2), G) if _doubled(F, space) else G
+
+    found: Array = dense(F.codomain, False) @ A @ dense(F.domain, True)
+    return found
 
 
 def unlike_matrix(F: TestedMap, A: Array) -> tuple[float, Where]:

@@ -38,8 +38,8 @@ BLOCKS = (
         "a block of a block matrix is of the row that its column's number says",
         "address",
         "linop.local_operators.blocks:_assembled",
-        "algebra.restricted(codomain, codomains[i]).H",
-        "algebra.restricted(codomain, codomains[j % len(codomains)]).H",
+        "algebra.restricted(codomain, codomains[i]).euclidean_adjoint",
+        "algebra.restricted(codomain, codomains[j % len(codomains)]).euclidean_adjoint",
         ("test_blocks.py::test_block_is_scipys",),
     ),
 )

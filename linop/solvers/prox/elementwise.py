@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.solvers.prox.maps import ProximalMap, counted, mapped, no_value, positive, total
+from linop.solvers.prox.maps import (
+    ANY,
+    WEIGHTED,
+    ProximalMap,
+    counted,
+    mapped,
+    no_value,
+    positive,
+    total,
+)
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
@@ -19,6 +28,7 @@ Bound = float | Vector | None
 
 def l1(sigma: float = 1.0) -> ProximalMap:
     """sigma ‖x‖₁: its proximal map is soft thresholding, which of a complex number keeps the phase.
+    In a space of weights g it is sigma Σ g_i |x_i|, with the same proximal map.
 
     Raises:
         ArgumentError: sigma is not positive.
@@ -27,6 +37,8 @@ def l1(sigma: float = 1.0) -> ProximalMap:
 
 
 class _L1(ProximalMap):
+    inner_products = WEIGHTED
+
     def __init__(self, sigma: float) -> None:
         self._sigma, self.name = sigma, f"l1({sigma:g})"
 
@@ -34,7 +46,9 @@ class _L1(ProximalMap):
         return mapped("soft threshold", lambda a, name: soft(a, self._sigma * step), v)
 
     def partial(self, v: Vector) -> dict[int, Scalar]:
-        return counted(lambda a, name: total(np.abs(a)), v)
+        inner = v.space.inner_product
+        arrays = v.arrays if inner is None else inner.weighed(v)
+        return counted(lambda a, name: total(np.abs(arrays[name])), v)
 
     def of_sum(self, number: Scalar) -> float:
         return self._sigma * super().of_sum(number)
@@ -75,6 +89,7 @@ def box(lower: Bound = None, upper: Bound = None) -> ProximalMap:
 
 class _Box(ProximalMap):
     name = "box"
+    inner_products = WEIGHTED
 
     def __init__(self, lower: Bound, upper: Bound) -> None:
         self._bounds = lower, upper
@@ -117,7 +132,8 @@ def user(
     value: Callable[[Any], float] | None = None,
     name: str = "user",
 ) -> ProximalMap:
-    """A proximal map of your own that acts within each region, as one element by element does.
+    """A proximal map of your own that acts within each region, as one element by element does. It
+    is that of the vectors' inner product, if this is not the Euclidean one.
 
     Args:
         prox: function of an array and a step; returns an array of the same shape, and leaves its
@@ -137,6 +153,8 @@ def user(
 
 
 class _User(ProximalMap):
+    inner_products = ANY
+
     def __init__(
         self, prox: Callable[[Any, float], Any], value: Callable[[Any], float] | None, name: str
     ) -> None:

@@ -13,16 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from linop.errors import ArgumentError, DTypeError, expect
+from linop.errors import ArgumentError, DTypeError, SpaceError, expect
 from linop.solvers.updates import plus, times
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector, summed
+from linop.spaces.weighted import Diagonal, InnerProduct
+
+WEIGHTED = (type(None), Diagonal)
+"""Inner products for which functions are defined that are sums over elements: each with the
+weight of its element, as the sum that stands for an integral."""
+ANY = (type(None), InnerProduct)
 
 
 class ProximalMap(ABC):
     """A convex function f of vectors, with its proximal map (Parikh & Boyd, Proximal Algorithms,
-    2014)."""
+    2014), in the norm of their space."""
 
     name = "f"
     """Shown in messages."""
@@ -50,13 +56,22 @@ class ProximalMap(ABC):
         """Check that f is defined on a space.
 
         Raises:
-            DTypeError: an integer dtype.
+            DTypeError: an integer dtype. SpaceError: an inner product that f is not defined for.
         """
+        inner = space.inner_product
+        if not isinstance(inner, self.inner_products):
+            raise SpaceError(
+                f"{self.name}: its proximal map is not known for the inner product {inner} of this "
+                f"space; take it in space.euclidean, or give your own by linop.solvers.prox.user"
+            )
         if space.dtype.kind in "iu":
             raise DTypeError(
                 f"{self.name}: a floating dtype is expected, given {space.dtype}: use a space of "
                 f"dtype float64"
             )
+
+    inner_products: tuple[type, ...] = (type(None),)
+    """Classes of the inner products that f is defined for; NoneType is the Euclidean one."""
 
     has_value = True
     """False if f has a proximal map alone."""
@@ -86,6 +101,7 @@ class _Conjugate(ProximalMap):
 
     def __init__(self, f: ProximalMap) -> None:
         self._f, self.name = f, f"{f.name}*"
+        self.inner_products = f.inner_products
 
     def check(self, space: Space) -> None:
         self._f.check(space)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError, expect
 from linop.operators.collectives import gather
 from linop.solvers.prox.elementwise import shrinkage
-from linop.solvers.prox.maps import ProximalMap, array_like, counted, mapped, positive, total
+from linop.solvers.prox.maps import ANY, ProximalMap, array_like, counted, mapped, positive, total
 from linop.spaces.region import Region, integer
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
@@ -21,7 +21,8 @@ from linop.spaces.vector import Vector
 
 
 def l2(sigma: float = 1.0) -> ProximalMap:
-    """sigma ‖x‖₂, of the whole vector: its `prox` takes one reduction over the workers.
+    """sigma ‖x‖₂, of the whole vector, in the norm of its space: its `prox` takes one reduction
+    over the workers.
 
     Raises:
         ArgumentError: sigma is not positive.
@@ -30,6 +31,8 @@ def l2(sigma: float = 1.0) -> ProximalMap:
 
 
 class _L2(ProximalMap):
+    inner_products = ANY
+
     def __init__(self, sigma: float) -> None:
         self._sigma, self.name = sigma, f"l2({sigma:g})"
 

@@ -7,7 +7,7 @@ from typing import Any
 from linop.errors import ArgumentError, SpaceError
 from linop.solvers.arguments import operator_of, real, whole
 from linop.solvers.krylov.cg import cg
-from linop.solvers.prox.maps import ProximalMap, positive
+from linop.solvers.prox.maps import ANY, ProximalMap, positive
 from linop.solvers.result import BREAKDOWN, Result
 from linop.solvers.updates import plus, times
 from linop.spaces.scalars import Scalar
@@ -23,7 +23,7 @@ def squared_l2(
     niter: int = 100,
     rtol: float = 1e-8,
 ) -> ProximalMap:
-    """(sigma / 2) ‖Op x - b‖², by default of Op = 1 and b = 0.
+    """(sigma / 2) ‖Op x - b‖², by default of Op = 1 and b = 0, in the norm of the codomain.
 
     Args:
         b: a vector made as the arguments are.
@@ -45,6 +45,8 @@ def squared_l2(
 
 class SquaredL2(ProximalMap):
     """See `squared_l2`."""
+
+    inner_products = ANY
 
     def __init__(self, sigma: float, b: Vector | None, Op: Any, niter: int, rtol: float) -> None:
         self._sigma, self._b, self._op, self._limits = sigma, b, Op, (niter, rtol)

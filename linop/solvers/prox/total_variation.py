@@ -50,7 +50,7 @@ def gradient(X: TensorSpace) -> LinearOperator:
     if not X.ndim:
         raise ShapeError("gradient: a tensor without dimensions has none")
     wider = dict(enumerate(_wider(bounds) for bounds in X.bounds))
-    E = X.like(X.partition, X.axes, wider)
+    E = X.like(X.partition, X.axes, wider).euclidean
     G = TensorSpace(
         (X.ndim, *X.global_shape),
         X.partition,

@@ -17,6 +17,7 @@ from linop.local_operators.real_linear import real_linear
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space
 from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered
+from linop.testing.tested_maps.whole import with_inner
 
 Side = Space | Region | Sequence[int] | int | None
 """Domain or codomain of a pair: a space, a region, or the shape of the array that this worker holds
@@ -39,6 +40,8 @@ class Pair:
     memory: str = "default"
     """The kind of memory of the functions' arrays, if only shapes are given."""
     said: str = ""
+    inner: tuple[Any, Any] | None = None
+    """The inner products of domain and codomain, as for `Space`; None for those of the sides."""
     adapted: Any = None
     """The matrix or the operator of SciPy or PyLops that this is a pair of; None for functions."""
 
@@ -67,6 +70,7 @@ class Pair:
             domain=self.codomain,
             codomain=self.domain,
             dtypes=self.dtypes[::-1],
+            inner=None if self.inner is None else self.inner[::-1],
             name=f"{self.name}.H",
         )
 
@@ -84,7 +88,7 @@ class Pair:
                 backend.arrays.of(region.memory).check_dtype(space.dtype)
         kinds = {domain.dtype.kind, codomain.dtype.kind}
         name = f"<{codomain.size}x{domain.size} {self.name}>"
-        return TestedMap(
+        bound = TestedMap(
             name,
             domain,
             codomain,
@@ -97,6 +101,7 @@ class Pair:
             anonymous=not isinstance(self.domain, Space | Region),
             said=self.said,
         )
+        return with_inner(bound, self.inner)
 
     def _space(self, letter: str, side: Side, dtype: np.dtype[Any], backend: Backend) -> Space:
         """The space of a side; from shapes, one region per worker that holds an array."""
@@ -122,6 +127,7 @@ def pair(
     *,
     dtype: npt.DTypeLike = np.float64,
     name: str | None = None,
+    inner: tuple[Any, Any] | None = None,
 ) -> Pair:
     """A forward function and its adjoint, written by hand, as a pair for all checks.
 
@@ -142,6 +148,8 @@ def pair(
         dtype: of the arrays, if a shape or a `Region` is given. If the dtypes of the two spaces are
             real and complex, inner products are compared in their real parts.
         name: in reports; by default the names of the functions.
+        inner: the inner products of domain and codomain that the two functions are adjoint for,
+            each as for `linop.Space`; by default those of the spaces.
 
     Raises:
         ArgumentError: `forward` or `adjoint` cannot be called.
@@ -150,7 +158,8 @@ def pair(
         if not callable(function) and not (function is None and what == "adjoint"):
             raise ArgumentError(f"pair: {what} is a function; given {function!r}")
     known = name or " and ".join(map(_called, filter(None, (forward, adjoint))))
-    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known)
+    dtypes = (np.dtype(dtype),) * 2
+    return Pair(forward, adjoint, domain, codomain, dtypes, known, inner=inner)
 
 
 def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:

@@ -4,10 +4,13 @@ the same size."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from linop.backends.engine.worker import Worker
+from linop.errors import ArgumentError
 from linop.spaces.scalars import Array
 from linop.spaces.space import Order, Space
 from linop.spaces.vector import Vector
@@ -31,9 +34,9 @@ def everything(vector: Vector, F: TestedMap, order: Order = "regions") -> Array:
 
 
 def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> TestedMap:
-    """The map itself, if it is between these spaces; otherwise, if region names of either side are
-    generated, a map between these spaces in which elements correspond by position in the order of
-    `Space.flatten`.
+    """The map itself, if it is between these spaces, or between them with other inner products;
+    otherwise, if region names of either side are generated, a map between these spaces in which
+    elements correspond by position in the order of `Space.flatten`.
 
     Args:
         named: True if the spaces' region names were given by the user.
@@ -43,6 +46,8 @@ def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> Tested
     """
     if F.domain == domain and F.codomain == codomain:
         return F
+    if F.domain.has_regions_of(domain) and F.codomain.has_regions_of(codomain):
+        return replace(F, domain=domain, codomain=codomain, _last={})
     sides = ((F.domain, domain), (F.codomain, codomain))
     fits = all(a.size == b.size and a.dtype == b.dtype for a, b in sides)
     if not fits or (named and not F.anonymous):
@@ -63,6 +68,26 @@ def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> Tested
     back = None if F.adjoint is None else between(F.H, domain)
     functions = {"forward": between(F, codomain), "adjoint": back}
     return Seen(**{**vars(F), "domain": domain, "codomain": codomain, **functions})
+
+
+def with_inner(F: TestedMap, inner: Any) -> TestedMap:
+    """The map between the same spaces with other inner products.
+
+    Args:
+        inner: those of domain and codomain, each as for `Space`; None for those that they have.
+
+    Raises:
+        ArgumentError: it is no pair; others as `Space`.
+    """
+    if inner is None:
+        return F
+    if not (isinstance(inner, tuple) and len(inner) == 2):
+        raise ArgumentError(
+            f"inner: a pair expected, the inner products of domain and codomain; given {inner!r}"
+        )
+    sides = (s.with_inner(one) for s, one in zip((F.domain, F.codomain), inner, strict=True))
+    domain, codomain = sides
+    return replace(F, domain=domain, codomain=codomain, _last={})
 
 
 class Seen(TestedMap):
