@@ -205,7 +205,9 @@ class LoopPlan(DrivingPlan):
         return lender(arrays, region.shape, self.op.dtype)
 
     def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
-        return LoopPlan(_unweighted(op), self.backend, self.body.H)  # type: ignore[arg-type]
+        back = self.body.op.euclidean_adjoint
+        body = self.body.H if back is self.body.op.H else self.body._bind_adjoint(back)
+        return LoopPlan(_plain(op, self.op), self.backend, body)  # type: ignore[arg-type]
 
     def describe(self) -> str:
         return f"{self.op.n} times:\n{self.body.describe()}"
@@ -250,7 +252,7 @@ class SeriesPlan(DrivingPlan):
 
     def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
         parts = [part.H for part in reversed(self.parts)]
-        return SeriesPlan(_unweighted(op), self.backend, parts)
+        return SeriesPlan(_plain(op, self.op), self.backend, parts)
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         for part in self.parts:
@@ -262,7 +264,7 @@ class TotalPlan(DrivingPlan):
     """The plan of a sum: the plans of its terms."""
 
     def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
-        return TotalPlan(_unweighted(op), self.backend, [part.H for part in self.parts])
+        return TotalPlan(_plain(op, self.op), self.backend, [part.H for part in self.parts])
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         first, *others = self.parts
@@ -273,13 +275,14 @@ class TotalPlan(DrivingPlan):
         return _into(outs, found)
 
 
-def _unweighted(op: LinearOperator) -> LinearOperator:
-    """The adjoint, after a check that it has no Riesz maps, whose plans would have to be agreed on.
+def _plain(op: LinearOperator, of: LinearOperator) -> LinearOperator:
+    """The adjoint of an operator, after a check that it has no Riesz maps, whose plans would have to
+    be agreed on.
 
     Raises:
-        BackendError: its spaces have other inner products than the Euclidean one.
+        BackendError: it has.
     """
-    if op.domain.inner_product is not None or op.codomain.inner_product is not None:
+    if op is not of.euclidean_adjoint:
         raise BackendError(
             f"plan.H: {op!r} is the adjoint of a time loop for inner products that are not "
             f"Euclidean; compile it for itself: plan.op.H.compile(backend)"

@@ -264,7 +264,7 @@ def weighted_adjoint(op: LinearOperator) -> LinearOperator:
     if ratio == 1 or _between_equal_weights(op):
         return back
     if ratio is not None:
-        return Scaled(ratio, back)
+        return back * ratio
     inner = back.factors if isinstance(back, Composition) else (back,)
     factors = [riesz(X, inverse=True), *inner, riesz(Y)]
     kept = without_inverses([factor for factor in factors if not is_still(factor)])
@@ -297,7 +297,8 @@ def _between_equal_weights(op: LinearOperator) -> bool:
 
 def _weights(space: Space, part: Subset) -> Array:
     inner = expect("inner product", space.inner_product, Diagonal)
-    found: Array = inner.of(space, part.region)[part.index]
+    region = space[part.region.name]  # without the dimension of real parts, if it has that
+    found: Array = inner.of(space, region)[(*part.slices[: region.ndim], ...)]
     return found
 
 
