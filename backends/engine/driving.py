@@ -276,8 +276,8 @@ class TotalPlan(DrivingPlan):
 
 
 def _plain(op: LinearOperator, of: LinearOperator) -> LinearOperator:
-    """The adjoint of an operator, after a check that it has no Riesz maps, whose plans would have to
-    be agreed on.
+    """The adjoint of an operator, after a check that it has no Riesz maps, whose plans would have
+    to be agreed on.
 
     Raises:
         BackendError: it has.
