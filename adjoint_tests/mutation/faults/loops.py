@@ -32,7 +32,7 @@ LOOPS = (
         "omission",
         "linop.backends.engine.driving:LoopPlan._zeros",
         "array[...] = 0",
-        "array",
+        "array[...] = array",
         (ANYWHERE,),
     ),
     Fault(

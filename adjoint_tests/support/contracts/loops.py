@@ -86,6 +86,7 @@ def stands_anywhere(backend: Backend) -> None:
     A = linop.stencil(X, {(0, 0): 2, (1, 0): -1, (0, -1): 1}, "periodic")
     L, to = linop.repeat(A, 3), linop.repartition(X, Y)
     B = to @ A @ to.H
+    swap = linop.vstack(linop.hstack(A, to.H), linop.hstack(to, B))
     for op in (
         to @ A @ L @ A @ L,
         2 * L + A - L @ L,
@@ -93,6 +94,7 @@ def stands_anywhere(backend: Backend) -> None:
         linop.hstack(L, to.H),
         linop.direct_sum(L, B),
         linop.in_steps(A, L, A),
+        linop.repeat(swap, 4),
         linop.repeat(L @ A, 2),
         linop.timeloop(L, 2, A, to @ L),
         L.conj().H,
