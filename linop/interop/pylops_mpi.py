@@ -34,9 +34,9 @@ def to_pylops_mpi(plan: BoundPlan, base_comm: Any = None) -> Any:
     package = _package()
     if not (isinstance(plan, BoundPlan) and isinstance(plan.backend, Worker)):
         raise ArgumentError(f"to_pylops_mpi: the plan of a worker expected, given {plan!r}")
-    plan = euclidean(plan)
+    worker, plan = plan.backend, euclidean(plan)
     op = plan.op
-    domain, codomain = _Sides(op.domain, plan.backend), _Sides(op.codomain, plan.backend)
+    domain, codomain = _Sides(op.domain, worker), _Sides(op.codomain, worker)
     comm = {} if base_comm is None else {"base_comm": base_comm}
 
     class PlanOperator(package.MPILinearOperator):  # type: ignore[misc,name-defined]

@@ -271,7 +271,7 @@ def transformed_axes(
         raise ArgumentError(f"fft: norm is one of {', '.join(get_args(Norm))}; given {norm!r}")
     if axes is None:
         return tuple(range(ndim))
-    given = tuple(integer(d, "fft: axes") for d in (axes if np.iterable(axes) else (axes,)))  # type: ignore[union-attr]
+    given = tuple(integer(d, "fft: axes") for d in (axes if np.iterable(axes) else (axes,)))
     if any(not -ndim <= d < ndim for d in given):
         raise ArgumentError(f"fft: axes {given} of a tensor of {ndim} dimensions")
     chosen = {d % ndim for d in given}

@@ -138,7 +138,8 @@ def map_over_reals(local: LocalMap) -> LocalMap:
             domain, codomain, port, local.symbol, local.matrix, portable, fresh=local.fresh
         )
         if local.inside is not None:
-            made = replace(made, inside=tuple(_inside(f, domain) for f in local.inside))
+            there, back = (_inside(function, domain) for function in local.inside)
+            made = replace(made, inside=(there, back))
         known["over_reals"] = made
         attributes(local.adjoint)["over_reals"] = made.adjoint
     found: LocalMap = known["over_reals"]

@@ -298,7 +298,8 @@ def _between_equal_weights(op: LinearOperator) -> bool:
 def _weights(space: Space, part: Subset) -> Array:
     inner = expect("inner product", space.inner_product, Diagonal)
     region = space[part.region.name]  # without the dimension of real parts, if it has that
-    found: Array = inner.of(space, region)[(*part.slices[: region.ndim], ...)]
+    box: Any = (*part.slices[: region.ndim], ...)
+    found: Array = inner.of(space, region)[box]
     return found
 
 
