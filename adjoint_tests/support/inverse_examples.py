@@ -29,6 +29,12 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "tomography": lambda error: error < 0.25,
     "deconvolution": lambda found: abs(found[0] - 0.115) < 0.001 and abs(found[1] - 0.058) < 0.001,
     "stencil": lambda norm: abs(norm - _norm_of_stencil()) < 1e-9,
+    "poststack": lambda errors: all(
+        found < 0.9 * errors["start"] for form, found in errors.items() if form != "start"
+    ),
+    "reflectivity": lambda error: error < 0.02,
+    "migration": lambda errors: errors[0] < 0.8 and errors[1] < 0.05,
+    "mdd": lambda errors: errors[0] < 0.85 and errors[1] < 0.03,
     "waves": lambda norm: abs(norm - 0.13863398563719) < 1e-9,
 }
 """By name: if the result of its `main` is right."""

@@ -16,7 +16,7 @@ def layers(nx=91, nz=61):
     return 8 + 0.2 * np.floor(depth / 12) + 0.05 * np.cos(np.floor(depth / 5))
 
 
-def main(backend, model=None, ny=16):
+def main(backend, model=None, ny=16, niter=10, outer=1):
     model = layers() if model is None else model  # the logarithm of acoustic impedance
     m = np.tile(model, (ny, 1, 1))
     smooth, (ny, nx, nz) = m, m.shape
@@ -36,13 +36,20 @@ def main(backend, model=None, ny=16):
     K = prox.gradient(X).compile(backend)
     d = G(truth)
 
-    plain = cgls(G, d, x0, niter=100, tol=0).x
-    normal = cg(N, G.H(d), x0, maxiter=100, rtol=0).x
-    stacked = cgls(R, R.op.codomain.join(d, zero), x0, niter=100, tol=0).x
+    plain = cgls(G, d, x0, niter=niter, tol=0).x
+    normal = cg(N, G.H(d), x0, maxiter=niter, rtol=0).x
+    stacked = cgls(R, R.op.codomain.join(d, zero), x0, niter=niter, tol=0).x
     misfit, flat = prox.squared_l2(1, d, G, niter=20), prox.l1(0.01)
-    split = admm(misfit, flat, x0, Op=K, tau=0.99 / 12, niter=40, tol=0).x
-    dual = primal_dual(K, flat, misfit, x0, tau=1, mu=0.99 / 12, niter=40, tol=0).x
-    found = {"plain": plain, "normal": normal, "stacked": stacked, "split": split, "dual": dual}
+    split = admm(misfit, flat, x0, Op=K, tau=0.99 / 12, niter=outer, tol=0).x
+    dual = primal_dual(K, flat, misfit, x0, tau=1, mu=0.99 / 12, niter=outer, tol=0).x
+    found = {
+        "start": x0,
+        "plain": plain,
+        "normal": normal,
+        "stacked": stacked,
+        "split": split,
+        "dual": dual,
+    }
     return {name: (x - truth).norm() / truth.norm() for name, x in found.items()}
 
 

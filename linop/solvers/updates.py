@@ -10,7 +10,6 @@ import numpy as np
 
 from linop.spaces.vector import Vector
 
-
 _TILE = 32768
 """Elements that are updated at a time, so that products stay in a core's cache."""
 
