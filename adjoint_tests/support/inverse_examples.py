@@ -33,7 +33,7 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
         found < 0.9 * errors["start"] for form, found in errors.items() if form != "start"
     ),
     "reflectivity": lambda error: error < 0.02,
-    "migration": lambda errors: errors[0] < 0.8 and errors[1] < 0.05,
+    "migration": lambda errors: errors[0] < 0.85 and errors[1] < 0.05,
     "mdd": lambda errors: errors[0] < 0.85 and errors[1] < 0.03,
     "waves": lambda norm: abs(norm - 0.13863398563719) < 1e-9,
 }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,9 +76,6 @@ class Program:
 
 def formatted(source: str) -> str:
     """The source as ruff formats it, in lines of at most 100 characters."""
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "100", "-"]
     return subprocess.run(command, input=source, text=True, capture_output=True, check=True).stdout
 
@@ -107,12 +106,8 @@ def _apart(
 def _defaults(function: ast.FunctionDef) -> list[ast.stmt]:
     """Assignments of the default values of arguments."""
     names = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-    return [
-        ast.fix_missing_locations(
-            ast.Assign([ast.Name(one.arg, ast.Store())], value, lineno=function.lineno)
-        )
-        for one, value in zip(names, function.args.defaults, strict=True)
-    ]
+    pairs = zip(names, function.args.defaults, strict=True)
+    return ast.parse("\n".join(f"{one.arg} = {ast.unparse(value)}" for one, value in pairs)).body
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> Iterator[str]:

@@ -7,8 +7,9 @@ prints a table in Markdown: lines of both programs, milliseconds an iteration, a
 calls of PyLops' local operators that an iteration makes, on arrays of NumPy alone. Set-up is left
 out: a time is the difference of two runs, of n and of 2 n iterations, each the least of interleaved
 rounds. Beside the time of the clock is that of the processor in the program, without the system's,
-which depends less on what else runs on the machine. Errors are ‖x - m‖ / ‖m‖ of both after 2 n iterations, with --full after those of the
-tutorial. PyLops-MPI's programs are those of its wheel (``tutorials/``), without pictures.
+which depends less on what else runs on the machine. Errors are ‖x - m‖ / ‖m‖ of both after 2 n
+iterations, with --full after those of the tutorial. PyLops-MPI's programs are those of its wheel
+(``tutorials/``), without pictures.
 """
 
 from __future__ import annotations
