@@ -80,7 +80,7 @@ def from_scipy(
 
 def dims_of(op: Any) -> Dims | None:
     """The shapes of the results and arguments of a PyLops operator; None for those of others."""
-    found = [getattr(op, name, None) for name in ("dimsd", "dims")]
+    found: list[Any] = [getattr(op, name, None) for name in ("dimsd", "dims")]
     if not all(isinstance(dims, tuple) for dims in found):
         return None
     outer, inner = (tuple(map(int, dims)) for dims in found)
@@ -145,7 +145,7 @@ def _returning(function: Callable[[Array], Any], space: Space, what: str) -> Fun
     """
 
     def call(x: Array) -> Array:
-        y = function(x)
+        y: Array = function(x)
         if not holds_kind(space.dtype, y.dtype):
             numbers = y.dtype.kind in "biufc"
             cure = f"give from_scipy a Space of dtype {y.dtype}" if numbers else "return numbers"

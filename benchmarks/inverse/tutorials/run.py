@@ -1,7 +1,7 @@
 """PyLops-MPI's tutorials beside the same programs in linop (`examples/inverse`), on two ranks.
 
     pip install pylops-mpi pyproximal numba
-    python benchmarks/inverse/tutorials/run.py [--only WORD] [--rounds 5] [--full]
+    python benchmarks/inverse/tutorials/run.py [--only WORD] [--rounds 5] [--full] [--coarse 2]
 
 prints a table in Markdown: lines of both programs, milliseconds an iteration, and the floor: the
 calls of PyLops' local operators that an iteration makes, on arrays of NumPy alone. Set-up is left
@@ -41,6 +41,10 @@ HEADER = (
 )
 
 
+Given = tuple[dict[str, Any], dict[str, Any]]
+"""Values of names in their program, and in ours."""
+
+
 @dataclass(frozen=True)
 class Form:
     """A call of a solver, in both programs.
@@ -64,7 +68,7 @@ class Tutorial:
 
     Attributes:
         truth: expression for this rank's part of the model, in their program.
-        given: arguments of our program; of the folder with their data.
+        given: values of names in both programs; of the folder of the tutorials, and `coarse`.
         floor: whose calls of local operators are the floor.
     """
 
@@ -72,13 +76,16 @@ class Tutorial:
     ours: str
     truth: str
     forms: Sequence[Form]
-    given: Callable[[Path], dict[str, Any]]
+    given: Callable[[Path, int], Given]
     floor: str = "theirs"
 
 
-def _impedance(folder: Path) -> dict[str, Any]:
+def _impedance(folder: Path, coarse: int) -> Given:
+    """The model of the wheel, every third trace of it; or, by `coarse`, fewer."""
     with np.load(folder.parent / "testdata" / "avo" / "poststack_model.npz") as data:
-        return {"model": np.log(data["model"])[:, ::3].T, "ny": 20}
+        m, z = np.log(data["model"])[:, :: 3 * coarse], data["z"]
+    ny = max(20 // coarse, 16)
+    return {"m": m, "x": np.arange(m.shape[1]), "z": z, "ny_i": ny}, {"model": m.T, "ny": ny}
 
 
 TUTORIALS = [
@@ -110,17 +117,17 @@ TUTORIALS = [
         "migration",
         "refl",
         [Form("CGLS", "minv_dist", "found", 30, 100)],
-        lambda folder: {
-            **{"nx": 81, "nz": 60, "nr": 11, "ns": 10, "nt": 651},
-            "engine": "numba",
-        },
+        lambda *_: (
+            {},
+            {"nx": 81, "nz": 60, "nr": 11, "ns": 10, "nt": 651, "engine": "numba"},
+        ),
     ),
     Tutorial(
         "mdd",
         "mdd",
         "mrefl",
         [Form("CGLS", "minv", "found", 5, 50)],
-        lambda folder: {"nx": 121, "ny": 201, "nt": 800, "nf": 400, "first": 0.2},
+        lambda *_: ({}, {"nx": 121, "ny": 201, "nt": 800, "nf": 400, "first": 0.2}),
         "ours",
     ),
 ]
@@ -189,7 +196,7 @@ def replay(calls: Sequence[tuple[Any, str]]) -> Callable[[], None]:
     return run
 
 
-def compared(comm: Any, only: str, rounds: int, full: bool) -> Iterator[list[str]]:
+def compared(comm: Any, only: str, rounds: int, full: bool, coarse: int) -> Iterator[list[str]]:
     """Rows of the table. Collective."""
     warnings.simplefilter("ignore")
     import matplotlib
@@ -216,8 +223,9 @@ def compared(comm: Any, only: str, rounds: int, full: bool) -> Iterator[list[str
         }
         os.chdir(folder)
         with quiet():
-            both["theirs"].prepare()
-            both["linop"].prepare(backend=backend, **tutorial.given(folder))
+            theirs, ours = tutorial.given(folder, coarse)
+            both["theirs"].prepare(**theirs)
+            both["linop"].prepare(backend=backend, **ours)
         for form in forms:
             yield _row(comm, tutorial, form, both, calls, rounds, full)
 
@@ -295,10 +303,11 @@ def main(
     only: Annotated[str, typer.Option(help="Part of a tutorial's name and a form's.")] = "",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     full: Annotated[bool, typer.Option(help="Errors after the tutorial's iterations.")] = False,
+    coarse: Annotated[int, typer.Option(help="2: fewer traces of the post-stack model.")] = 1,
     ranks: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     """Print the table, and where it is from."""
-    show(ranks, HEADER, compared, only, rounds, full)
+    show(ranks, HEADER, compared, only, rounds, full, coarse)
     from importlib.metadata import version
 
     said = ", ".join(f"{name} {version(name)}" for name in ("pylops-mpi", "pylops", "numpy"))
