@@ -8,7 +8,7 @@ from typing import Any
 
 from linop.local_operators.functions import Local
 from linop.normal_form.maps import Function, LocalMap
-from linop.operators.expressions import compose
+from linop.operators.expressions import Identity, compose
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
 from linop.spaces.array_modules import Namespace
@@ -37,10 +37,16 @@ def as_map(op: LinearOperator) -> LocalMap:
     already, it computes with NumPy's arrays, and interprets the operator."""
     if isinstance(op, Local):
         return op.map
+    if isinstance(op, Identity):
+        return LocalMap(op.domain, op.codomain, _same, _same, "I", op.to_matrix)
     known = all(call.map.matrix is not None for call in op.stages.calls)
     text = " ".join(str(op).split())
     matrix = op.to_matrix if known else None
     return LocalMap(op.domain, op.codomain, op, op.H, f"({text})" if op.loose else text, matrix)
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def relabelled(local: LocalMap, domain: Space, codomain: Space) -> LocalMap:
