@@ -107,8 +107,8 @@ TUTORIALS = [
         "reflectivity",
         "r_local",
         [
-            Form("FISTA", "rfista3d_dist", "found", 4, 200),
-            Form("proximal gradient", "rpg3d_dist", "found", 4, 200),
+            Form("FISTA", "rfista3d_dist", "found", 15, 200),
+            Form("proximal gradient", "rpg3d_dist", "found", 15, 200),
         ],
         _impedance,
     ),
