@@ -40,6 +40,12 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "mass_matrix": lambda values: bool(np.allclose(values, _largest_of_elements(), rtol=1e-9)),
     "stretched_grid": lambda error: error < 1e-5,
     "sobolev": lambda iterations: iterations[1] < 20 < 200 < iterations[0],
+    "poststack": lambda errors: all(
+        found < 0.9 * errors["start"] for form, found in errors.items() if form != "start"
+    ),
+    "reflectivity": lambda error: error < 0.02,
+    "migration": lambda errors: errors[0] < 0.85 and errors[1] < 0.05,
+    "mdd": lambda errors: errors[0] < 0.85 and errors[1] < 0.03,
     "waves": lambda norm: abs(norm - 0.13863398563719) < 1e-9,
 }
 """By name: if the result of its `main` is right."""

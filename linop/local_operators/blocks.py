@@ -131,7 +131,7 @@ def block(blocks: Sequence[Sequence[Any]]) -> LinearOperator:
     columns = enumerate(zip(*rows, strict=True))
     domains = [_end("column", column, j, dtype, like) for j, column in columns]
     codomains = [_end("row", row, i, dtype, like) for i, row in enumerate(rows)]
-    if len(_foreign(given.values())) == len(given) and _sizes(domains) == _sizes(codomains):
+    if len(_foreign(given.values())) == len(given) and _shapes(domains) == _shapes(codomains):
         codomains = domains
     ops = {(i, j): _operator(A, dtype, domains[j], codomains[i]) for (i, j), A in given.items()}
     for (i, j), op in ops.items():
@@ -158,8 +158,8 @@ def _assembled(
     return algebra.total(terms)
 
 
-def _sizes(spaces: Sequence[Space]) -> list[int]:
-    return [space.size for space in spaces]
+def _shapes(spaces: Sequence[Space]) -> list[list[tuple[int, ...]]]:
+    return [[region.shape for region in space] for space in spaces]
 
 
 def _here(blocks: Iterable[Any], backend: Any) -> list[Any]:
@@ -255,5 +255,5 @@ def _end(
             known: Space = one.domain if what == "column" else one.codomain
             return known
     op = _operator(given[0], dtype)
-    name, size = ("x", op.shape[1]) if what == "column" else ("y", op.shape[0])
-    return Space(Region(name, size, *like), op.dtype)
+    name, side = ("x", op.domain) if what == "column" else ("y", op.codomain)
+    return Space(Region(name, side.regions[0].shape, *like), op.dtype)

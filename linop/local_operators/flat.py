@@ -63,7 +63,8 @@ def _sparse_product(namespace: Namespace, A: scipy.sparse.csr_array) -> Function
 
 
 def on_regions(f: Function, source: Space, target: Space, namespace: Namespace = HOST) -> Function:
-    """A function of flat vectors as one of the bare array or dict of arrays of two spaces."""
+    """A function of flat vectors, which leaves its argument as it is, as one of the bare array or
+    dict of arrays of two spaces."""
     if namespace.ndarray is not np.ndarray:
         return _on_device_regions(f, source, target, namespace)
 
@@ -78,7 +79,7 @@ def on_regions(f: Function, source: Space, target: Space, namespace: Namespace =
     def apply_to_array(x: Any) -> Any:
         if type(x) is not np.ndarray or x.shape != shape:
             return apply(x)
-        y = f(x.flatten())
+        y = f(x.reshape(-1))
         fits = type(y) is np.ndarray and y.size == target.size and y.dtype == dtype
         return y.reshape(wanted) if fits else target.unflatten(y).arrays
 

@@ -26,6 +26,9 @@ from linop.spaces.region import Part, Region, Subset
 from linop.spaces.scalars import Array, array_of, of_dtype, sparse_dtype
 from linop.spaces.space import Space
 
+Dims = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shapes of a codomain and a domain."""
+
 
 @records_origin
 def matrix(
@@ -154,6 +157,7 @@ def sides(
     dtype: np.dtype,
     domain: RegionOrSpace | None,
     codomain: RegionOrSpace | None,
+    dims: Dims | None = None,
 ) -> tuple[Space, Space]:
     """The domain and codomain of a matrix. A missing one is a region ``x`` or ``y`` where the other
     one is; if the matrix is square, it is the other one itself, so that the matrix has powers.
@@ -162,6 +166,8 @@ def sides(
         shape: of the matrix.
         dtype: of the spaces, if none is given as a `Space`.
         domain, codomain: as given; None if missing.
+        dims: shapes of missing regions, of the codomain and the domain; by default those of flat
+            vectors.
 
     Raises:
         ShapeError: the matrix does not fit the spaces.
@@ -169,12 +175,13 @@ def sides(
     held = [r for p in (domain, codomain) if p is not None for r in as_space(p, dtype).regions]
     held_in = (held[0].workers, held[0].memory) if held else ()
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
+    outer, inner = dims or ((shape[0],), (shape[1],))
     if shape[0] == shape[1] and (domain is None or codomain is None):
-        domain = codomain = next(
-            (p for p in (domain, codomain) if p is not None), Region("x", shape[1])
-        )
-    source = as_space(Region("x", shape[1], *held_in) if domain is None else domain, like)
-    target = as_space(Region("y", shape[0], *held_in) if codomain is None else codomain, like)
+        known = next((p for p in (domain, codomain) if p is not None), None)
+        if known is not None or outer == inner:
+            domain = codomain = known or Region("x", inner)
+    source = as_space(Region("x", inner, *held_in) if domain is None else domain, like)
+    target = as_space(Region("y", outer, *held_in) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
         raise ShapeError(
             f"a matrix of shape {tuple(shape)} given for {source} -> {target}, which needs "

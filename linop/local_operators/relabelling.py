@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from linop.normal_form.maps import Function, LocalMap
-from linop.operators.expressions import Local, compose
+from linop.operators.expressions import Identity, Local, compose
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
 from linop.spaces.array_modules import Namespace
@@ -36,11 +36,17 @@ def as_map(op: LinearOperator) -> LocalMap:
     already, it computes with NumPy's arrays, and interprets the operator."""
     if isinstance(op, Local):
         return op.map
+    if isinstance(op, Identity):
+        return LocalMap(op.domain, op.codomain, _same, _same, "I", op.to_matrix)
     known = all(call.map.matrix is not None for call in op.stages.calls)
     text = " ".join(str(op).split())
     matrix = op.to_matrix if known else None
     symbol = f"({text})" if op.loose else text
     return LocalMap(op.domain, op.codomain, op, op.euclidean_adjoint, symbol, matrix)
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def relabelled(local: LocalMap, domain: Space, codomain: Space) -> LocalMap:

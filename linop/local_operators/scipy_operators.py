@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import scipy
 
 from linop.errors import ArgumentError, DTypeError
+from linop.local_operators.borrowing import borrowing
 from linop.local_operators.flat import on_regions
 from linop.local_operators.functions import RegionOrSpace, local_operator
-from linop.local_operators.matrices import matrix, sides
+from linop.local_operators.matrices import Dims, matrix, sides
 from linop.local_operators.real_linear import real_linear
 from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
@@ -30,7 +32,8 @@ def from_scipy(
     name: str | None = None,
 ) -> LinearOperator:
     """A SciPy or PyLops operator (anything that `scipy.sparse.linalg.aslinearoperator` accepts),
-    applied to regions flattened in C order. It runs on host memory. Matrices are passed on to
+    applied to regions flattened in C order. It runs on host memory; its functions must not change
+    their argument, which is read-only unless they fail on such an array. Matrices are passed on to
     `matrix`, so that they stay known.
 
     An operator of SciPy's that was made without a dtype is one of float64, whatever SciPy guessed
@@ -45,7 +48,8 @@ def from_scipy(
     Args:
         A: of shape (codomain size, domain size).
         domain, codomain: by default regions ``x`` and ``y`` of worker 0; of a square A one space
-            for both, as for `matrix`.
+            for both, as for `matrix`. They have the shapes of a PyLops operator's ``dims`` and
+            ``dimsd``, and are flat for others.
         name: the symbol; by default the name of A's class.
 
     Raises:
@@ -60,21 +64,30 @@ def from_scipy(
     except TypeError:
         raise ArgumentError(f"from_scipy: expected an operator or a matrix, given {A!r}") from None
     said, dtype = name or type(A).__name__, declared_dtype(op)
-    source, target = sides(op.shape, dtype or np.dtype(np.float64), domain, codomain)
-    wide = (
-        np.result_type(source.dtype, target.dtype) if source.dtype != target.dtype else source.dtype
-    )
+    like = dtype or np.dtype(np.float64)
+    source, target = sides(op.shape, like, domain, codomain, dims_of(op))
+    wide = source.dtype if holds_kind(source.dtype, target.dtype) else target.dtype
     if dtype is not None and not holds_kind(wide, dtype):
         raise DTypeError(f"values of dtype {dtype} on a space of dtype {wide}")
 
+    forward, backward = borrowing(op.matvec), borrowing(op.rmatvec)
+
     def port(namespace: Namespace) -> tuple[Function, Function]:
         return (
-            on_regions(_returning(op.matvec, target, f"matvec of {said}"), source, target),
-            on_regions(_returning(op.rmatvec, source, f"rmatvec of {said}"), target, source),
+            on_regions(_returning(forward, target, f"matvec of {said}"), source, target),
+            on_regions(_returning(backward, source, f"rmatvec of {said}"), target, source),
         )
 
-    whole = not real_linear(op)
-    return local_operator(source, target, port, said, portable=False, fresh=False, clinear=whole)
+    return local_operator(source, target, port, said, portable=False, clinear=not real_linear(op))
+
+
+def dims_of(op: Any) -> Dims | None:
+    """The shapes of the results and arguments of a PyLops operator; None for those of others."""
+    found: list[Any] = [getattr(op, name, None) for name in ("dimsd", "dims")]
+    if not all(isinstance(dims, tuple) for dims in found):
+        return None
+    outer, inner = (tuple(map(int, dims)) for dims in found)
+    return (outer, inner) if (math.prod(outer), math.prod(inner)) == tuple(op.shape) else None
 
 
 def declared_dtype(op: Any) -> np.dtype[Any] | None:
@@ -135,7 +148,7 @@ def _returning(function: Callable[[Array], Any], space: Space, what: str) -> Fun
     """
 
     def call(x: Array) -> Array:
-        y = np.asarray(function(x))
+        y: Array = function(x)
         if not holds_kind(space.dtype, y.dtype):
             numbers = y.dtype.kind in "biufc"
             cure = f"give from_scipy a Space of dtype {y.dtype}" if numbers else "return numbers"

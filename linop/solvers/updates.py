@@ -1,4 +1,5 @@
-"""Vector updates that methods repeat: sums of multiples, with fewer temporaries than operators."""
+"""Vector updates that methods repeat: sums of multiples, with fewer temporaries than operators, and
+in memory that a method has no use for any more."""
 
 from __future__ import annotations
 
@@ -9,13 +10,22 @@ import numpy as np
 
 from linop.spaces.vector import Vector
 
+_TILE = 32768
+"""Elements that are updated at a time, so that products stay in a core's cache."""
 
-def plus(y: Vector, a: Any, x: Vector) -> Vector:
-    """y + a x, a new vector; `a` is rounded to their dtype, elements that overflow are infinite."""
+
+def plus(y: Vector, a: Any, x: Vector, into: Vector | None = None) -> Vector:
+    """y + a x; `a` is rounded to their dtype, elements that overflow are infinite.
+
+    Args:
+        into: y or x, whose memory the result takes: a vector that the caller made, and that nobody
+            else reads any more. None for new memory.
+    """
     dtype = y.space.dtype
+    update = _plus if into is None else _added if into is y else _scaled_and_added
     with np.errstate(all="ignore"):
         factor = dtype.type(a if dtype.kind == "c" else a.real)
-        arrays = {name: _plus(array, factor, x.arrays[name]) for name, array in y.arrays.items()}
+        arrays = {name: update(array, factor, x.arrays[name]) for name, array in y.arrays.items()}
     shared = None if y.shared is None else y.shared.derived("add a multiple", x.shared)
     return Vector(y.space, arrays, shared)
 
@@ -24,6 +34,40 @@ def _plus(y: Any, a: Any, x: Any) -> Any:
     result = np.multiply(x, a)
     result += y
     return np.asarray(result) if isinstance(result, np.generic) else result
+
+
+def _added(y: Any, a: Any, x: Any) -> Any:
+    """y + a x, in y."""
+    if y.size <= _TILE or not (_flat(x) and _flat(y)):
+        y += np.multiply(x, a)
+        return y
+    all_x, all_y = x.reshape(-1), y.reshape(-1)
+    product = np.empty(_TILE, y.dtype)
+    for begin in range(0, y.size, _TILE):
+        part = all_y[begin : begin + _TILE]
+        scaled = product[: part.size]
+        np.multiply(all_x[begin : begin + _TILE], a, out=scaled)
+        np.add(part, scaled, out=part)
+    return y
+
+
+def _scaled_and_added(y: Any, a: Any, x: Any) -> Any:
+    """y + a x, in x."""
+    if x.size <= _TILE or not (_flat(x) and _flat(y)):
+        np.multiply(x, a, out=x)
+        x += y
+        return x
+    all_x, all_y = x.reshape(-1), y.reshape(-1)
+    for begin in range(0, x.size, _TILE):
+        part = all_x[begin : begin + _TILE]
+        np.multiply(part, a, out=part)
+        np.add(part, all_y[begin : begin + _TILE], out=part)
+    return x
+
+
+def _flat(array: Any) -> bool:
+    """True for a NumPy array whose elements follow one another."""
+    return type(array) is np.ndarray and array.flags.c_contiguous
 
 
 def times(a: Any, x: Vector) -> Vector:

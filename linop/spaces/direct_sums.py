@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linop.errors import ArgumentError, SpaceError
+from linop.errors import ArgumentError, SpaceError, expect
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Order, Space, Whole
@@ -66,6 +66,39 @@ class DirectSumSpace(Space):
         pieces = zip(self.parts, np.split(flat, ends), strict=True)
         return {n: a for part, own in pieces for n, a in part._out_of_order(own, order).items()}
 
+    def join(self, *vectors: Vector) -> Vector:
+        """The vector of given parts, without messages or copies; on each worker of a program of the
+        parts that it holds. A part may be of regions with other names, as operators' blocks have.
+
+        Raises:
+            ArgumentError: not one vector for each part. SpaceError: one is of a space with other
+                regions, apart from names, or of another dtype.
+        """
+        if len(vectors) != len(self.parts):
+            raise ArgumentError(f"join: {len(self.parts)} parts, {len(vectors)} vectors given")
+        arrays: dict[str, Array] = {}
+        for k, (part, vector) in enumerate(zip(self.parts, vectors, strict=True)):
+            space = expect("join", vector, Vector).space
+            if _nameless(part) != _nameless(space):
+                part.same_as(space, f"join, part {k}")
+            names = zip(part.regions, space.regions, strict=True)
+            arrays |= {mine.name: vector[r.name] for mine, r in names if r.name in vector}
+        first, *others = (vector.shared for vector in vectors)
+        return Vector(self, arrays, first and first.derived("join", *others))
+
+    def split(self, vector: Vector) -> tuple[Vector, ...]:
+        """The parts of a vector, each in its own space, without messages or copies.
+
+        Raises:
+            ArgumentError: it is no `Vector`. SpaceError: it is of another space.
+        """
+        self.same_as(expect("split", vector, Vector).space, "split")
+        found = []
+        for k, part in enumerate(self.parts):
+            arrays = {r.name: vector[r.name] for r in part.regions if r.name in vector}
+            found.append(Vector(part, arrays, vector.shared and vector.shared.derived(f"part {k}")))
+        return tuple(found)
+
     def scatter(self, *arrays: Any) -> Vector:
         """The vector of one argument for each part: the global array of a `TensorSpace`
         (`TensorSpace.scatter`), and what `Space.vector` takes for another space.
@@ -95,6 +128,10 @@ class DirectSumSpace(Space):
             own = Vector(part, {r.name: vector[r.name] for r in part.regions})
             found.append(part.gather(own) if isinstance(part, TensorSpace) else own)
         return tuple(found)
+
+
+def _nameless(space: Space) -> tuple[Any, ...]:
+    return space.dtype, [(r.shape, r.workers, r.memory) for r in space.regions]
 
 
 def joined_space(spaces: Sequence[Space]) -> Space:

@@ -33,21 +33,26 @@ def dot(x: Array, y: Array) -> Scalar:
     """
     if x.dtype.kind in "iu":
         return sum(_whole_dot(a, b) for a, b in _pieces(x, y))
-    x, y = wide(x), wide(y)
     if x.size <= _PIECE:
-        return np.vdot(x, y).item()
-    return sum(np.vdot(a, b).item() for a, b in _pieces(x, y))
+        return np.vdot(wide(x), wide(y)).item()
+    if x is y:
+        return sum(np.vdot(a, a).item() for a in map(wide, _pieces_of(x)))
+    return sum(np.vdot(wide(a), wide(b)).item() for a, b in _pieces(x, y))
 
 
 def _pieces(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
     """Both arrays flattened, in chunks."""
-    x, y = x.reshape(-1), y.reshape(-1)
-    for k in range(0, x.size, _PIECE):
-        yield x[k : k + _PIECE], y[k : k + _PIECE]
+    return zip(_pieces_of(x), _pieces_of(y), strict=True)
+
+
+def _pieces_of(x: Array) -> Iterator[Array]:
+    x = x.reshape(-1)
+    return (x[k : k + _PIECE] for k in range(0, x.size, _PIECE))
 
 
 def wide(array: Array) -> Array:
-    """The array in the dtype that sums are formed in: double precision, or long double."""
+    """The array in the dtype that sums are formed in: double precision, or long double. A chunk at
+    a time, which stays in a core's cache."""
     kind, long = array.dtype.kind, array.dtype.itemsize
     if kind == "c":
         return array.astype(np.clongdouble if long > 16 else np.complex128, copy=False)

@@ -42,4 +42,22 @@ BLOCKS = (
         "algebra.restricted(codomain, codomains[j % len(codomains)]).euclidean_adjoint",
         ("test_blocks.py::test_block_is_scipys",),
     ),
+    Fault(
+        "another's buffer",
+        "the result of a function is taken without a copy though the function keeps it",
+        "aliasing",
+        "linop.local_operators.borrowing:_own",
+        "y if alone and y.flags.writeable else y.copy()",
+        "y",
+        ("test_borrowing.py::test_nobody_changes_anothers_array",),
+    ),
+    Fault(
+        "parts in another order",
+        "the parts of a vector of a direct sum are joined from the last to the first",
+        "order",
+        "linop.spaces.direct_sums:DirectSumSpace.join",
+        "arrays |= {mine.name: vector[r.name] for mine, r in names if r.name in vector}",
+        "arrays |= {mine.name: vectors[-1 - k][r.name] for mine, r in names if r.name in vector}",
+        ("test_joined_vectors.py",),
+    ),
 )

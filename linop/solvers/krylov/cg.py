@@ -89,7 +89,7 @@ class _Cg(LinearMethod):
         self.x = system.first(self.r)
         z, rho, rr = yield from self._preconditioned(False)
         if not self._decide(rho, rr):
-            self.p, self.rho = z, rho
+            self.p, self.rho = z.copy(), rho  # it changes in place, and z is r, or M's
 
     def step(self) -> Steps:
         q = self._system.A(self.p)
@@ -97,12 +97,12 @@ class _Cg(LinearMethod):
         if self._indefinite(curvature):
             return
         step = self.rho / curvature.real
-        self.x = plus(self.x, step, self.p)
-        self.r = plus(self.r, -step, q)
+        self.x = plus(self.x, step, self.p, self.x)
+        self.r = plus(self.r, -step, q, self.r)
         self.nit += 1
         z, rho, rr = yield from self._preconditioned(True)
         if not self._decide(rho, rr):
-            self.p, self.rho = plus(z, rho / self.rho, self.p), rho
+            self.p, self.rho = plus(z, rho / self.rho, self.p, self.p), rho
 
     def verify(self) -> Steps:
         self.r = self._system.residual_at(self.x)

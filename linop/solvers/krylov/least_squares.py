@@ -123,8 +123,8 @@ class _Cgls(Method):
             self._no_curvature()
             return
         step = self.gamma / curvature
-        self.x = plus(self.x, step, self.c)
-        self.r = plus(self.r, -step, q)
+        self.x = plus(self.x, step, self.c, self.x)
+        self.r = plus(self.r, -step, q, self.r)
         self.s = self._problem.backward(self.r)
         if self._squared:
             self.s = plus(self.s, -self._squared, self.x)
@@ -132,7 +132,7 @@ class _Cgls(Method):
         last = self.gamma
         pairs = [("gradient Op* r", self.s, self.s), ("residual r", self.r, self.r)]
         self.gamma, rr = yield Ask(pairs, final=True)
-        self.c = plus(self.s, self.gamma / last, self.c)
+        self.c = plus(self.s, self.gamma / last, self.c, self.c)
         self._decide(rr)
         if self.status is None and self.gamma >= last and last <= self._rounding(rr):
             self.end(CONVERGED, "converged to rounding: the gradient falls no more")

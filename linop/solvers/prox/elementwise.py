@@ -57,7 +57,8 @@ class _L1(ProximalMap):
 def soft(a: Any, least: float) -> Any:
     """Numbers whose moduli are smaller by `least`, or zero."""
     if a.dtype.kind != "c":
-        return a - np.clip(a, -least, least)
+        clipped = np.clip(a, -least, least)
+        return np.subtract(a, clipped, out=clipped) if clipped.ndim else a - clipped
     return a * shrinkage(np.abs(a), least)
 
 

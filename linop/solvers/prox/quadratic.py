@@ -79,7 +79,7 @@ class SquaredL2(ProximalMap):
 
         def normal(x: Vector) -> Vector:
             other = times(weight, x if M is None else M.H(M(x)))
-            return plus(other, sigma, x if op is None else op.H(op(x)))
+            return plus(other, sigma, x if op is None else op.H(op(x)), other)
 
         right = times(weight, w if M is None else M.H(w))
         if self._b is not None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import Any
 
 import numpy as np
-import scipy
 
 from linop.errors import ArgumentError, ShapeError, expect
-from linop.local_operators.matrices import matrix
 from linop.operators.algebra import Named, direct_sum
 from linop.operators.collectives import repartition
 from linop.operators.expressions import Identity, compose
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
+from linop.solvers.prox.differences import differences
 from linop.solvers.prox.maps import ProximalMap, counted, mapped, positive, total
 from linop.solvers.prox.norms import lengths
 from linop.solvers.updates import plus, times
@@ -32,8 +30,8 @@ from linop.spaces.vector import Vector, summed
 def gradient(X: TensorSpace) -> LinearOperator:
     """∇: differences of neighbours, x[i+1] - x[i], in every dimension; zero at the upper border.
 
-    A halo of one element at the upper side of each block, exchanged between workers, and a sparse
-    matrix of each worker.
+    A halo of one element at the upper side of each block, exchanged between workers, and local
+    differences.
 
     Args:
         X: n dimensions; blocks that do not overlap.
@@ -61,8 +59,8 @@ def gradient(X: TensorSpace) -> LinearOperator:
         memory=X.memory,
     )
     parts = [
-        matrix(_differences(x.shape, e.shape), Space(e, X.dtype), Space(g, X.dtype), name="D")
-        for x, e, g in zip(X.regions, E.regions, G.regions, strict=True)
+        differences(Space(e, X.dtype), Space(g, X.dtype))
+        for e, g in zip(E.regions, G.regions, strict=True)
     ]
     return Named("∇", "", compose(Identity(G), direct_sum(*parts), repartition(X, E)))
 
@@ -71,24 +69,6 @@ def _wider(bounds: Bounds) -> Bounds:
     """Blocks with the next element."""
     last = bounds[-1][1]
     return tuple((a, min(b + 1, last) if a < b else b) for a, b in bounds)
-
-
-def _differences(bulk: tuple[int, ...], wider: tuple[int, ...]) -> scipy.sparse.csr_array:
-    """The matrix of the differences in all dimensions, of a block with its halo."""
-    sizes = list(zip(bulk, wider, strict=True))
-    inside = [scipy.sparse.eye_array(n, m, format="csr", dtype=np.int8) for n, m in sizes]
-    along = [[*inside[:d], _line(*sizes[d]), *inside[d + 1 :]] for d in range(len(bulk))]
-    rows = [reduce(scipy.sparse.kron, factors) for factors in along]
-    # Products of matrices without entries are of float64, whatever their factors.
-    return scipy.sparse.csr_array(scipy.sparse.vstack(rows)).astype(np.int8)
-
-
-def _line(n: int, m: int) -> scipy.sparse.csr_array:
-    """The n differences of a line of m elements; zero for elements without a next one."""
-    k = np.arange(max(min(n, m - 1), 0))
-    values = np.repeat(np.array([-1, 1], np.int8), k.size)
-    where = np.tile(k, 2), np.concatenate([k, k + 1])
-    return scipy.sparse.csr_array((values, where), shape=(n, m))
 
 
 def total_variation(

@@ -194,8 +194,9 @@ class _ProximalGradient(Method):
             return
         t, self.t = self.t, (1 + math.sqrt(1 + 4 * self.t**2)) / 2
         momentum = (t - 1) / self.t
-        self.z = plus(self.x, momentum, self.x - x)
-        self.s = plus(self.r, momentum, self.r - r)
+        ahead, image = self.x - x, self.r - r
+        self.z = plus(self.x, momentum, ahead, ahead)
+        self.s = plus(self.r, momentum, image, image)
 
     def progress(self) -> dict[str, float]:
         objective = {"objective": self.cost[-1]} if self.cost else {}
