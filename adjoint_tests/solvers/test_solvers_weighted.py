@@ -176,6 +176,8 @@ def solve_on_workers(backend: Backend, workers: int) -> None:
         assert abs(found.nit - wanted.nit) <= 1
         for name, array in found.x.arrays.items():
             near(array, wanted.x[name])
+        if space is Y:  # as LSQR, with more steps to compile
+            continue
         N = A.H @ A
         found, wanted = solvers.cg(N.compile(backend), there), solvers.cg(N, y)
         assert abs(found.nit - wanted.nit) <= 1
