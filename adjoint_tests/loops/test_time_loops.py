@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import Partition, Region, Space, TensorSpace
+from linop.backends import Backend
 from linop.errors import ArgumentError, LinopError, RegionError, SpaceError
 from linop.testing.describing import Description, seeds
 from linop.testing.factories import build, describe
@@ -194,3 +195,35 @@ def test_regions_of_any_space() -> None:
     x = swap.domain.vector({"a": np.arange(6).reshape(3, 2), "b": np.arange(3)})
     y = swap(x)
     assert y["a"].tolist() == [6, 9] and y["b"] == 3
+
+
+def test_loops_through_real_and_complex_spaces() -> None:
+    """Real records of a complex state, and steps that are linear over the reals alone: their plan
+    runs that of one step, whatever n is."""
+    X = TensorSpace((6,), Partition((2,)), complex)
+    step = 0.5j * linop.shift(X, 0)
+    loop = linop.timeloop(step, 3, receivers=linop.real(X))
+    x = X.integers(3)
+    wanted, now = [], X.gather(x)
+    for _ in range(3):
+        now = 0.5j * now
+        wanted.append(now.real)
+    assert loop.codomain.dtype == float
+    assert (loop.codomain.gather(loop(x)) == np.array(wanted)).all()
+    bent = step + linop.conj(X)
+    others = [
+        linop.repeat(bent, 3),
+        linop.timeloop(bent, 2, sources=linop.identity(X), receivers=linop.imag(X)),
+        linop.real(X) @ (2j * linop.repeat(step, 3) + linop.repeat(step, 3)) @ linop.conj(X),
+        linop.in_steps(linop.real(X), linop.repeat(step, 2)),
+    ]
+    for op in (loop, *others):
+        for one in (op, op.H):
+            assert linop.testing.check_exact(one)
+            assert linop.testing.check_adjoint(one, "threads", trials=1)
+
+    def main(backend: Backend) -> None:
+        long = linop.real(X) @ linop.repeat(1j * linop.shift(X, 0), 10**6)
+        assert long.compile(backend).op is long
+
+    linop.launch(main, workers=2)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from linop.errors import ArgumentError, SpaceError
-from linop.loops.loop import Loop
+from linop.loops.loop import Loop, side_of
 from linop.loops.over_time import NOTHING, Series, renaming, series, steps
 from linop.operators.algebra import Named, hstack, identity, in_steps, vstack, within
 from linop.operators.expressions import compose
 from linop.operators.operator import LinearOperator
+from linop.operators.real_linear import RealLinear
 from linop.operators.simplification import in_order
 from linop.provenance import records_origin
 from linop.spaces.space import Space
@@ -31,8 +32,10 @@ def repeat(A: LinearOperator, n: int) -> LinearOperator:
         ArgumentError: A is no operator, or n no whole number from 0. SpaceError: A's domain and
             codomain differ.
     """
-    A = _step("repeat", A)
-    return Loop(A, A.domain, steps("repeat", n), NOTHING, NOTHING, True, True)
+    A, n = _step("repeat", A), steps("repeat", n)
+    if not A.clinear:
+        return RealLinear(repeat(A.over_reals(), n), A.domain, A.codomain)
+    return Loop(A, A.domain, n, NOTHING, NOTHING, True, True)
 
 
 @records_origin
@@ -81,6 +84,11 @@ def timeloop(
         side, what = ("final", "receivers") if hears else ("initial", "sources")
         raise ArgumentError(f"timeloop: {side}=False without {what} leaves nothing; give {what}")
     coming, going = series_of("timeloop", n, sources, receivers, X)
+    given = [op for op in (A, sources, receivers) if op is not None]
+    if not all(op.clinear for op in given):
+        forms = [None if op is None else op.over_reals() for op in (sources, receivers)]
+        form = timeloop(A.over_reals(), n, *forms, initial=initial, final=final)
+        return RealLinear(form, side_of(X, initial, coming), side_of(X, final, going))
     before, after = wired(X, sources, receivers, coming, going)
     # In steps: the state is made once, for what goes out and for the next step, there and back.
     ahead = compose(before, within(in_order(A, X, X), before.domain))
@@ -127,7 +135,6 @@ def wired(
 def _step(what: str, A: Any) -> LinearOperator:
     if not isinstance(A, LinearOperator):
         raise ArgumentError(f"{what}, step: expected an operator, given {A!r}")
-    _check_complex_linear(f"{what}, step", A)
     if A.domain != A.codomain:
         A.domain.same_as(A.codomain, f"{what}: the step must map the space of states to itself; A")
     return A
@@ -137,20 +144,6 @@ def _check_port(what: str, op: Any, side: str, X: Space) -> None:
     """Check that one side of sources or receivers is the space of states."""
     if not isinstance(op, LinearOperator):
         raise ArgumentError(f"{what}: expected an operator or None, given {op!r}")
-    _check_complex_linear(what, op)
     space: Space = getattr(op, side)
     if space != X:
         raise SpaceError(f"{what}: its {side} must be the space of states, {X}; given {space}")
-
-
-def _check_complex_linear(what: str, op: LinearOperator) -> None:
-    """Check that states, signals and records are of one dtype.
-
-    Raises:
-        ArgumentError: the operator is linear over the real numbers alone.
-    """
-    if not op.clinear:
-        raise ArgumentError(
-            f"{what}: {op!r} is linear over the real numbers alone; a loop over these takes step, "
-            f"sources and receivers on rows of real parts, each as op.over_reals()"
-        )

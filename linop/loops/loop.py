@@ -50,7 +50,7 @@ class Loop(LinearOperator[Any, Any]):
         self.body, self.state, self.n = body, state, n
         self.coming, self.going = coming, going
         self.initial, self.final, self.backwards = initial, final, backwards
-        super().__init__(_side(state, initial, coming), _side(state, final, going))
+        super().__init__(side_of(state, initial, coming), side_of(state, final, going))
 
     def _adjoint(self) -> LinearOperator:
         ends = self.going, self.coming, self.final, self.initial
@@ -59,6 +59,10 @@ class Loop(LinearOperator[Any, Any]):
     def _conj(self) -> LinearOperator:
         ends = self.coming, self.going, self.initial, self.final
         return Loop(self.body.conj(), self.state, self.n, *ends, self.backwards)
+
+    def _form(self) -> LinearOperator:
+        ends = self.coming.over_reals(), self.going.over_reals(), self.initial, self.final
+        return Loop(self.body.over_reals(), self.state.over_reals(), self.n, *ends, self.backwards)
 
     @property
     def times(self) -> range:
@@ -127,7 +131,7 @@ def _at_once(state: Space, other: Series) -> Space:
     return joined_space([state, other.at()]) if other.names else state
 
 
-def _side(state: Space, whole: bool, other: Series) -> Space:
+def side_of(state: Space, whole: bool, other: Series) -> Space:
     """The space of one side of a loop."""
     if not whole:
         return other.space

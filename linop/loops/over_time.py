@@ -69,6 +69,10 @@ class Series(NamedTuple):
     space: Space
     names: tuple[str, ...]
 
+    def over_reals(self) -> Series:
+        """The series of rows of real parts."""
+        return Series(self.space.over_reals(), self.names)
+
     def at(self, k: int | str = "") -> Space:
         """The space of one step, its regions named as the step does, with a mark added."""
         regions = zip(self.space, self.names, strict=True)

@@ -63,6 +63,9 @@ class DirectSum(Compound):
             target = flow.part(demand.target, block.codomain, into=True)
             flow.apply(block, source, target, demand.scalar)
 
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return DirectSum(parts, self.domain.over_reals(), self.codomain.over_reals())
+
     def _merged(self, staging: Staging) -> Merged | None:
         if staging.shares(self):
             return None
@@ -99,6 +102,9 @@ class Steps(Compound):
             flow.apply(factor, source, middle)
             source = middle
         flow.apply(self.factors[0], source, demand.target, demand.scalar)
+
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return Steps(parts)
 
     def _merged(self, staging: Staging) -> Merged | None:
         return None
@@ -139,6 +145,9 @@ class Named(Compound):
 
     def _spread(self, flow: Flow, demand: Demand) -> None:
         flow.apply(self.body, demand.source, demand.target, demand.scalar)
+
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return Named(self.name, self.subscript, parts[0], self.starred)
 
     def _merged(self, staging: Staging) -> Merged | None:
         return staging.product(self)

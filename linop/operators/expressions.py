@@ -142,6 +142,15 @@ class Compound(LinearOperator[Any, Any]):
         """Demand the operands, so that one demand for the operator is met."""
 
     @abstractmethod
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        """The same of other operands, those on rows of real parts."""
+
+    def _form(self) -> LinearOperator:
+        if not self.loops:
+            return super()._form()  # one node: its stages are known as a whole
+        return self._of([part.over_reals() for part in self._operands()])
+
+    @abstractmethod
     def _merged(self, staging: Staging) -> Merged | None:
         """Its movement, merged of those of the operands; None if it has local maps."""
 
@@ -208,6 +217,9 @@ class Composition(Compound):
             source = middle
         flow.apply(self.parts[0], source, demand.target, demand.scalar)
 
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return Composition(parts)
+
     def _opened(self, given: bool) -> Sequence[LinearOperator] | None:
         return self.parts[::-1] if self._count <= MANY else None
 
@@ -263,6 +275,9 @@ class Sum(Compound):
         for part in self.parts:
             flow.apply(part, demand.source, demand.target, demand.scalar)
 
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return Sum(parts)
+
     def _merged(self, staging: Staging) -> Merged | None:
         return staging.sum(self)
 
@@ -293,6 +308,9 @@ class Scaled(Compound):
     def _spread(self, flow: Flow, demand: Demand) -> None:
         scalar = self.scalar * demand.scalar
         flow.apply(self.operand, demand.source, demand.target, scalar)
+
+    def _of(self, parts: Sequence[LinearOperator]) -> LinearOperator:
+        return Composition((Scaled(self.scalar, Identity(self.codomain)).over_reals(), *parts))
 
     def _merged(self, staging: Staging) -> Merged | None:
         return staging.multiple(self)
