@@ -398,8 +398,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         return self._joined(other, lambda own, left: left - own)
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
-        negative: LinearOperator[Domain_co, Codomain_co] = self._scaled(-1)
-        return negative
+        return ex.Scaled(-1, self) if self.clinear else ex.scaled(-1, self)
 
     @overload
     def __mul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]: ...

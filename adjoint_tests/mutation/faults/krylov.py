@@ -90,7 +90,7 @@ KRYLOV = (
         "norm of x forgets its guess",
         "lsmr estimates the norm of x from the steps alone",
         "omission",
-        "linop.solvers.krylov.lsmr:_Lsmr.start",
+        "linop.solvers.krylov.lsmr:_Lsmr.begin",
         "(self.xx,) = yield Ask([('initial guess x0', self.x, self.x)])",
         "(self.xx,) = yield Ask([('initial guess x0', 0 * self.x, 0 * self.x)])",
         ("test_krylov_methods.py::test_least_squares_as_scipy[lsmr]",),
