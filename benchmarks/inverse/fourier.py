@@ -4,7 +4,8 @@
 
 A cube of complex numbers is cut along its first dimension, and transformed along all. The result
 stays in slabs of the second dimension ("transposed"; mpi4py-fft leaves it in slabs of the last), or
-returns to those of the argument ("same"); "adjoint" is the inverse of "transposed". Beside linop:
+returns to those of the argument ("same"); "adjoint" is the inverse of "transposed". "real" and
+"real, inverse" are `linop.rfft` and `linop.irfft` of a cube of real numbers. Beside linop:
 mpi4py-fft, if it is installed; its method in raw mpi4py, which transforms without the copies into
 and out of the plan's arrays that mpi4py-fft makes around SciPy: ``Alltoallw`` between datatypes of
 subarrays (`Transfer` in its ``pencil.py``); and the serial transforms of the ranks' blocks alone,
@@ -41,12 +42,15 @@ HEADER = (
 
 
 class Slabs:
-    """mpi4py-fft's method by hand: blocks of dimension 0, then of dimension 1."""
+    """mpi4py-fft's method by hand: blocks of dimension 0, then of dimension 1; of real numbers with
+    half of the frequencies of the last."""
 
-    def __init__(self, comm: MPI.Intracomm, n: int) -> None:
-        self.comm = comm
+    def __init__(self, comm: MPI.Intracomm, n: int, real: bool) -> None:
+        self.comm, self.real = comm, real
         rows = balanced(n, comm.size)
-        self.a, self.b = (rows[comm.rank], n, n), (n, rows[comm.rank], n)
+        m = n // 2 + 1 if real else n
+        self.lines = (n, n)
+        self.a, self.b = (rows[comm.rank], n, m), (n, rows[comm.rank], m)
         starts = np.cumsum([0, *rows])[:-1].tolist()
         self.types_a = [_box(self.a, 1, low, m) for low, m in zip(starts, rows, strict=True)]
         self.types_b = [_box(self.b, 0, low, m) for low, m in zip(starts, rows, strict=True)]
@@ -57,7 +61,7 @@ class Slabs:
         """Bytes that all ranks send in one repartition."""
 
     def transposed(self, x: Array) -> Array:
-        y = scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
+        y = self.planes(x)
         self.comm.Alltoallw(
             [y, self.counts, self.types_a], [self.middle, self.counts, self.types_b]
         )
@@ -71,7 +75,16 @@ class Slabs:
     def adjoint(self, y: Array) -> Array:
         z = scipy.fft.ifft(y, axis=0, norm="ortho")
         self.comm.Alltoallw([z, self.counts, self.types_b], [self.back, self.counts, self.types_a])
+        if self.real:
+            made: Array = scipy.fft.irfftn(self.back, self.lines, (1, 2), norm="ortho")
+            return made
         return scipy.fft.ifftn(self.back, axes=(1, 2), norm="ortho", overwrite_x=True)
+
+    def planes(self, x: Array) -> Array:
+        """The transforms of the first step."""
+        transform = scipy.fft.rfftn if self.real else scipy.fft.fftn
+        made: Array = transform(x, axes=(1, 2), norm="ortho")
+        return made
 
 
 def _box(shape: tuple[int, ...], axis: int, low: int, length: int) -> MPI.Datatype:
@@ -80,7 +93,7 @@ def _box(shape: tuple[int, ...], axis: int, low: int, length: int) -> MPI.Dataty
     return MPI.C_DOUBLE_COMPLEX.Create_subarray(list(shape), sizes, starts).Commit()
 
 
-def peer(comm: MPI.Intracomm, n: int) -> dict[str, Callable[[Array], Array]]:
+def peer(comm: MPI.Intracomm, n: int, real: bool) -> dict[str, Callable[[Array], Array]]:
     """mpi4py-fft's transform, with SciPy's as serial one, and its inverse; empty if it is not
     installed."""
     if "mpi4py_fft.fftw" not in sys.modules:
@@ -100,44 +113,67 @@ def peer(comm: MPI.Intracomm, n: int) -> dict[str, Callable[[Array], Array]]:
     def back(x: Array, shape: Any, axes: Any) -> Array:
         return scipy.fft.ifftn(x, shape, axes)
 
-    how: Any = {"grid": (-1,), "backend": "scipy", "dtype": complex}
+    def there_real(x: Array, shape: Any, axes: Any) -> Array:
+        return scipy.fft.rfftn(x, shape, axes)
+
+    def back_real(x: Array, shape: Any, axes: Any) -> Array:
+        return scipy.fft.irfftn(x, shape, axes)
+
+    dtype = float if real else complex
+    how: Any = {"grid": (-1,), "backend": "scipy", "dtype": dtype}
     how["transforms"] = dict.fromkeys(((1, 2), (0,)), (there, back))
+    if real:
+        how["transforms"][1, 2] = there_real, back_real
     plan = PFFT(comm, (n,) * 3, axes=((0,), (1, 2)), **how)
     made = np.empty(plan.forward.output_array.shape, complex)
-    back_made = np.empty(plan.forward.input_array.shape, complex)
+    back_made = np.empty(plan.forward.input_array.shape, dtype)
     return {
         "transposed": lambda x: plan.forward(x, made, normalize=False),
         "adjoint": lambda y: plan.backward(y, back_made, normalize=False),
     }
 
 
-def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str, ...]]:
+def compared(comm: MPI.Intracomm, n: int, seconds: float, real: bool) -> Iterator[tuple[str, ...]]:
     """Rows of one size. Collective."""
     backend = linop.backends.get("mpi", comm=comm)
-    X = linop.TensorSpace((n,) * 3, linop.Partition((comm.size,)), complex)
+    X = linop.TensorSpace((n,) * 3, linop.Partition((comm.size,)), float if real else complex)
     random = np.random.default_rng(comm.rank)
-    hand = Slabs(comm, n)
-    x = random.normal(size=hand.a) + 1j * random.normal(size=hand.a)
+    hand = Slabs(comm, n, real)
+    x = random.normal(size=X.local_shape(comm.rank)).astype(X.dtype)
+    if not real:
+        x += 1j * random.normal(size=hand.a)
     middle = random.normal(size=hand.b) + 0j
-    theirs = peer(comm, n)
+    if real:  # frequencies of real numbers
+        middle = hand.transposed(x).copy()
+    theirs = peer(comm, n, real)
 
     def floor() -> None:
-        scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
+        hand.planes(x)
         scipy.fft.fft(middle, axis=0, norm="ortho")
 
-    last = linop.TensorSpace((n,) * 3, X.partition, complex, axes=(2,))
-    for result in ("transposed", "adjoint", "same"):
-        F = linop.fft(X, out="same" if result == "same" else "transposed")
-        op, given = (F.H, middle) if result == "adjoint" else (F, x)
+    def transform(result: str, **options: Any) -> linop.LinearOperator:
+        if not real:
+            F = linop.fft(X, **options)
+            return F.H if result == "adjoint" else F
+        if result == "transposed":
+            return linop.rfft(X, **options)
+        return linop.irfft(X, **{"domain" if k == "codomain" else k: v for k, v in options.items()})
+
+    m = n // 2 + 1 if real else n
+    last = linop.TensorSpace((n, n, m), X.partition, complex, axes=(2,))
+    for result in ("transposed", "adjoint") if real else ("transposed", "adjoint", "same"):
+        op = transform(result, out="same" if result == "same" else "transposed")
+        given = middle if result == "adjoint" else x
         plan, by_hand = op.compile(backend), getattr(hand, result)
         assert np.allclose(plan(given), by_hand(given))
         sides: dict[str, Run] = {"linop": partial(plan, given), "by hand": partial(by_hand, given)}
         if result in theirs:
-            ours = linop.fft(X, norm="backward", codomain=last)
-            ours = ours.H if result == "adjoint" else ours
-            like = x.reshape(last.local_shape(comm.rank)) if result == "adjoint" else x
-            checked = ours.compile(backend)
-            assert np.allclose(theirs[result](like), checked(like))
+            like = x
+            if result == "adjoint":
+                like = random.normal(size=last.local_shape(comm.rank)) + 0j
+            checked = transform(result, norm="backward", codomain=last).compile(backend)
+            scale = n**3 if real and result == "adjoint" else 1  # irfft is an inverse, no adjoint
+            assert np.allclose(theirs[result](like), scale * checked(like))
             checked.release()
             sides["mpi4py-fft"] = partial(theirs[result], like)
         sides["serial alone"] = floor
@@ -151,11 +187,15 @@ def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str,
             ratios = f"{time.median / floor_of:.2f}", f"{of_it / time.median:.2f}"
             own = processor[side]
             yield (
-                *(f"{n}³", result, side, spread, *ratios),
-                *(f"{own:.0f}", f"{processor['linop'] / own:.2f}"),
+                *(f"{n}³", _named(result, real), side, spread, *ratios),
+                *(f"{own:.0f}", f"{processor['linop'] / max(own, 1e-3):.2f}"),
                 f"{sent.get(side, times_sent * hand.sent) / 2**20:.0f}",
             )
         plan.release()
+
+
+def _named(result: str, real: bool) -> str:
+    return result if not real else "real" if result == "transposed" else "real, inverse"
 
 
 def processor_ms(comm: MPI.Intracomm, sides: dict[str, Run]) -> dict[str, float]:
@@ -180,4 +220,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60)
     given = parser.parse_args()
     for n in given.sizes:
-        show(given.ranks, HEADER, compared, n, given.seconds)
+        for real in (False, True):
+            show(given.ranks, HEADER, compared, n, given.seconds, real)
