@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from linop.errors import ArgumentError
@@ -31,7 +32,8 @@ class Action(NamedTuple):
     stop: int = 0
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True)
+class Counts:
     """The cost of one value and one gradient of a time loop.
 
     Attributes:

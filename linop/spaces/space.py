@@ -168,8 +168,8 @@ class Space:
         return (...,)
 
     def over_reals(self) -> Space:
-        """The same vectors over the real numbers: each region of shape s as one of shape (*s, 2) of
-        real and imaginary parts, or (*s, 1) of a real dtype, in the same memory
+        """The same vectors over the real numbers: each region as one with another dimension, of 2
+        real and imaginary parts, or of 1 of a real dtype, in the same memory
         (`linop.spaces.real_parts`)."""
         count, dtype = parts_of(self.dtype)
         regions = (

@@ -28,7 +28,7 @@ Bound = float | Vector | None
 
 def l1(sigma: float = 1.0) -> ProximalMap:
     """sigma ‖x‖₁: its proximal map is soft thresholding, which of a complex number keeps the phase.
-    In a space of weights g it is sigma Σ g_i |x_i|, with the same proximal map.
+    In a space of weights g it is ``sigma Σ g_i |x_i|``, with the same proximal map.
 
     Raises:
         ArgumentError: sigma is not positive.
