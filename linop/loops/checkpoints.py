@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from linop.errors import ArgumentError
@@ -32,8 +31,7 @@ class Action(NamedTuple):
     stop: int = 0
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """The cost of one value and one gradient of a time loop.
 
     Attributes:

@@ -106,7 +106,8 @@ class _Cg(LinearMethod):
 
     def verify(self) -> Steps:
         self.r = self._system.residual_at(self.x)
-        self.p, self.rho, rr = yield from self._preconditioned(False)
+        z, self.rho, rr = yield from self._preconditioned(False)
+        self.p = z.copy()  # it changes in place
         self.residuals[-1] = math.sqrt(rr)
         self.confirmed(self.residuals[-1] <= 1.001 * self._limit, self.residuals[-1])
 
