@@ -143,12 +143,17 @@ class _Minres(LinearMethod):
         self._decide(root)
 
     def verify(self) -> Steps:
-        recurred, self.anorm = self.phibar, max(self.anorm, math.sqrt(self.tnorm2))
+        self.anorm = max(self.anorm, math.sqrt(self.tnorm2))
         yield from self._begin()
         size = self.anorm * math.sqrt(self.xx)
-        asked = recurred if self.least else self._rtol * size
         rounding = ROUNDING * self._system.eps * (size + self._system.norm)
-        true = self.residuals[-1]
+        true, asked = self.residuals[-1], self._rtol * size
+        if self.least and self.status == CONVERGED:
+            r = self._system.residual_at(self.x)
+            image = plus(self._system.A(r), -self._shift, r)
+            (square,) = yield Ask([("product A r with the residual r", image, image)])
+            true, asked = math.sqrt(square), self._rtol * self.anorm * true
+            rounding *= self.anorm
         if self.status == CONVERGED and not self.confirmed(true <= 1.001 * asked + rounding, true):
             yield from self._compare_sides()
 
