@@ -23,7 +23,9 @@ from linop.operators.expressions import (
 )
 from linop.operators.operator import LinearOperator
 from linop.spaces.exact import Exact
+from linop.spaces.direct_sums import DirectSumSpace
 from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
 
 
 def _factors(op: LinearOperator) -> Sequence[LinearOperator]:
@@ -72,7 +74,7 @@ def _(op: Composition) -> LinearOperator:
 
 @simplified.register
 def _(op: Sum) -> LinearOperator:
-    simple = [simplified(part) for part in op.parts]
+    simple = [in_order(simplified(part), op.domain, op.codomain) for part in op.parts]
     kept = [term for term in simple if not isinstance(term, Zero)]
     if not kept:
         return Zero(op.domain, op.codomain)
@@ -124,7 +126,8 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
     to codomain if there are none."""
     space = domain
     factors: list[LinearOperator] = []
-    for piece in joined_in_place(pieces):
+    joined = list(joined_in_place(pieces))
+    for k, piece in enumerate(joined, 1):
         if isinstance(piece, LinearOperator):
             if piece.domain != space:  # it has another inner product
                 factors.append(Identity(space, piece.domain))
@@ -132,19 +135,36 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
         elif isinstance(piece, InPlace):
             factors.append(Primitives(space, piece, space))
         else:
-            factors.append(Primitives(space, [piece], piece.codomain(space)))
+            made = piece.codomain(space)
+            last = k == len(joined) and made == codomain
+            factors.append(Primitives(space, [piece], codomain if last else made))
         space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
 
 def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator[Any, Any]:
     """The operator composed with identities that put the regions in the order of these spaces, and
-    give them their inner products; a zero operator is built in that order."""
+    give them their inner products, and the tensors that they are blocks of; a zero operator is
+    built in that order."""
     if isinstance(op, Zero):
         return Zero(domain, codomain)
     factors = [op]
-    if op.domain.regions != domain.regions or op.domain != domain:
+    if not _is(op.domain, domain):
         factors.append(Identity(domain, op.domain))
-    if op.codomain.regions != codomain.regions or op.codomain != codomain:
+    if not _is(op.codomain, codomain):
         factors.insert(0, Identity(op.codomain, codomain))
     return compose(*factors)
+
+
+def _is(one: Space, other: Space) -> bool:
+    """True if two spaces are equal, and have the same flat vectors and methods."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, TensorSpace) and isinstance(other, TensorSpace):
+        return one.made_from == other.made_from
+    if isinstance(one, DirectSumSpace) and isinstance(other, DirectSumSpace):
+        pairs = zip(one.parts, other.parts, strict=False)
+        return len(one.parts) == len(other.parts) and all(_is(a, b) for a, b in pairs)
+    return one.regions == other.regions
