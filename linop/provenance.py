@@ -39,6 +39,8 @@ def records_origin(function: Callable[Args, Made]) -> Callable[Args, Made]:
         made = function(*given, **named)
         if not _among(given, made):
             attributes(made)["origin"] = Origin(recording, given, named)
+            if isinstance(made, WithOrigin):
+                made._originated()
         return made
 
     return recording
@@ -70,6 +72,9 @@ class WithOrigin(Keeper):
     """Its adjoint, once computed; else None."""
     _euclidean: Any
     """Its Euclidean adjoint, likewise."""
+
+    def _originated(self) -> None:
+        """Called when the origin is known."""
 
     def __copy__(self) -> Self:
         """The object itself, since it is frozen."""

@@ -19,7 +19,7 @@ class Said(NamedTuple):
     """Contribution of one worker to the check."""
 
     digest: bytes
-    """Digest of the operator's construction."""
+    """Digest of the operator's construction, and of inner products of its ends."""
     plans: int
     """Number of plans compiled so far."""
     wrong: LinopError | None
@@ -53,11 +53,12 @@ def check_agreement(
     meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of the construction; equal operators may be constructed in two ways.
     wrong = restated(lowered, str(lowered)) if isinstance(lowered, LinopError) else None
-    mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
+    ends = [s.digest for s in (op.domain, op.codomain) if s.inner_product is not None]
+    mine = Said(b"".join([op.stages.digest, *ends]), plans, wrong, dict(calls or {}))
     said = meet(mine)
     digests = [one.digest for one in said]
     if len(set(digests)) > 1:
-        digests = meet(op.stages.fingerprint)
+        digests = meet(b"".join([op.stages.fingerprint, *ends]))
     if len(set(digests)) == 1:
         for worker, one in enumerate(said):
             if one.wrong is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from linop.backends.engine.arrays.lending import lender
 from linop.backends.engine.base import Backend, BoundPlan
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, SpaceError
 from linop.loops.loop import Loop
 from linop.loops.over_time import Series
 from linop.normal_form.maps import bare_or_dict
@@ -36,7 +36,20 @@ def driving(op: LinearOperator, backend: Backend) -> BoundPlan:
         BackendError: as `Backend.compile`; or the workers' loops differ in length.
     """
     _agree(op, backend)
-    return _plan(op, backend)
+    plan = _plan(op, backend)
+    if isinstance(plan, DrivingPlan) and (back := _weighted_adjoint(op)) is not None:
+        plan.weighted = _plan(back, backend)
+    return plan
+
+
+def _weighted_adjoint(op: LinearOperator) -> LinearOperator | None:
+    """The adjoint if it has Riesz maps, whose plans have to be agreed on when that of the operator
+    is; None if it has none, or does not exist, since an inner product has no inverse."""
+    try:
+        back = op.H
+    except SpaceError:
+        return None
+    return None if back is op.euclidean_adjoint else back
 
 
 def _plan(op: LinearOperator, backend: Backend) -> BoundPlan:
@@ -122,11 +135,20 @@ class DrivingPlan(BoundPlan):
         super().__init__(op, backend)
         self.parts = tuple(parts)
         self.number = parts[0].number
+        self.weighted: BoundPlan | None = None
+        """The plan of the adjoint, if that has Riesz maps."""
         self._running: tuple[ByName, ByName | None] = {}, None
 
     @property
     def is_broken(self) -> bool:
         return any(part.is_broken for part in self.parts)
+
+    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return self.weighted or self._plain_adjoint(op)
+
+    @abstractmethod
+    def _plain_adjoint(self, op: LinearOperator) -> BoundPlan:
+        """The plan of the adjoint, if that is the Euclidean one."""
 
     def _begin(self, x: Any, out: Any) -> None:
         wrong: LinopError | None = None
@@ -204,10 +226,10 @@ class LoopPlan(DrivingPlan):
         arrays = self.backend.arrays.of(region.memory)
         return lender(arrays, region.shape, self.op.dtype)
 
-    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+    def _plain_adjoint(self, op: LinearOperator) -> BoundPlan:
         back = self.body.op.euclidean_adjoint
         body = self.body.H if back is self.body.op.H else self.body._bind_adjoint(back)
-        return LoopPlan(_plain(op, self.op), self.backend, body)  # type: ignore[arg-type]
+        return LoopPlan(op, self.backend, body)  # type: ignore[arg-type]
 
     def describe(self) -> str:
         return f"{self.op.n} times:\n{self.body.describe()}"
@@ -250,9 +272,9 @@ class LoopPlan(DrivingPlan):
 class SeriesPlan(DrivingPlan):
     """The plan of a product: the plans of its factors, first applied first."""
 
-    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
+    def _plain_adjoint(self, op: LinearOperator) -> BoundPlan:
         parts = [part.H for part in reversed(self.parts)]
-        return SeriesPlan(_plain(op, self.op), self.backend, parts)
+        return SeriesPlan(op, self.backend, parts)
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         for part in self.parts:
@@ -263,8 +285,8 @@ class SeriesPlan(DrivingPlan):
 class TotalPlan(DrivingPlan):
     """The plan of a sum: the plans of its terms."""
 
-    def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
-        return TotalPlan(_plain(op, self.op), self.backend, [part.H for part in self.parts])
+    def _plain_adjoint(self, op: LinearOperator) -> BoundPlan:
+        return TotalPlan(op, self.backend, [part.H for part in self.parts])
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
         first, *others = self.parts
@@ -273,21 +295,6 @@ class TotalPlan(DrivingPlan):
             for name, array in self._called(part, arrays).items():
                 found[name] += array
         return _into(outs, found)
-
-
-def _plain(op: LinearOperator, of: LinearOperator) -> LinearOperator:
-    """The adjoint of an operator, after a check that it has no Riesz maps, whose plans would have
-    to be agreed on.
-
-    Raises:
-        BackendError: it has.
-    """
-    if op is not of.euclidean_adjoint:
-        raise BackendError(
-            f"plan.H: {op!r} is the adjoint of a time loop for inner products that are not "
-            f"Euclidean; compile it for itself: plan.op.H.compile(backend)"
-        )
-    return op
 
 
 def _into(outs: ByName | None, found: ByName) -> ByName:

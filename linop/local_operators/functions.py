@@ -14,7 +14,7 @@ from linop.normal_form.maps import Function, LocalMap, Port
 from linop.normal_form.real_parts import parts_map
 from linop.operators.expressions import Local
 from linop.operators.operator import LinearOperator
-from linop.operators.real_linear import given_by
+from linop.operators.real_linear import RealLinear
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
 from linop.spaces.region import Region
@@ -103,7 +103,7 @@ def local_operator(
         )
     if domain.dtype != codomain.dtype or not (clinear or domain.dtype.kind != "c"):
         parts = parts_map(domain, codomain, port, name, known, portable, fresh=fresh)
-        return given_by(Local(parts), domain, codomain)
+        return RealLinear(Local(parts), domain, codomain)
     forward, backward = port(HOST)
     ported = port if portable else None
     how = {"fresh": fresh, "inside": inside}

@@ -146,4 +146,4 @@ def _check_port(what: str, op: Any, side: str, X: Space) -> None:
         raise ArgumentError(f"{what}: expected an operator or None, given {op!r}")
     space: Space = getattr(op, side)
     if space != X:
-        raise SpaceError(f"{what}: its {side} must be the space of states, {X}; given {space}")
+        raise SpaceError(f"{what}: its {side} must be the space of states, {X!r}; given {space!r}")

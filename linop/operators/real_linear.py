@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from linop.caching import attributes
-from linop.errors import DTypeError, UndecidableError, expect
+from linop.errors import DTypeError, SpaceError, UndecidableError, expect
 from linop.normal_form.movement import Movement
 from linop.normal_form.real_parts import stages_over_reals
 from linop.normal_form.stages import Stages
@@ -77,6 +77,11 @@ class RealLinear(LinearOperator[Any, Any]):
     def _form(self) -> LinearOperator:
         return self.form
 
+    def _originated(self) -> None:
+        # So that the form pickles as this operator's, wherever it stands.
+        known = attributes(self.form)
+        known.setdefault("origin", Origin(LinearOperator.over_reals, (self,), {}))
+
     def _adjoint(self) -> LinearOperator:
         return RealLinear(self.form.euclidean_adjoint, self.codomain, self.domain)
 
@@ -112,14 +117,6 @@ class RealLinear(LinearOperator[Any, Any]):
         return real if self.codomain.dtype.kind != "c" else real[0::2] + 1j * real[1::2]
 
 
-def given_by(form: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
-    """The operator with a form that is made for it: each of the two is known by the call that built
-    the operator."""
-    made = RealLinear(form, domain, codomain)
-    attributes(form)["origin"] = Origin(LinearOperator.over_reals, (made,), {})
-    return made
-
-
 def add(terms: Sequence[LinearOperator]) -> LinearOperator:
     """The sum of operators, of which some are real-linear; a real codomain becomes complex if that
     of another is.
@@ -140,11 +137,20 @@ def scaled(scalar: Exact, op: LinearOperator) -> LinearOperator:
     codomain is complex.
 
     Raises:
-        DTypeError: no complex dtype has parts of the codomain's.
+        DTypeError: no complex dtype has parts of the codomain's. SpaceError: its inner product is
+            of a real operator.
     """
     if not scalar.imag:
         return RealLinear(op.over_reals() * scalar, op.domain, op.codomain)
-    wide = op.codomain.with_dtype(complex_of(op.codomain.dtype))
+    wide = op.codomain
+    if wide.dtype.kind != "c":
+        wide = wide.with_dtype(complex_of(wide.dtype))
+        if (wide.inner_product is None) != (op.codomain.inner_product is None):
+            raise SpaceError(
+                f"a complex multiple of {op!r}, whose codomain has the inner product of a real "
+                f"operator: give the complex space its own, and go there by linop.real(space)"
+                f".euclidean_adjoint; or begin from codomain.euclidean"
+            )
     return compose(Scaled(scalar, Identity(wide)), embedded(op, wide))
 
 
@@ -199,7 +205,7 @@ def conj(space: Space) -> LinearOperator:
         pairs = [part.over_reals().H @ part.over_reals() for part in both]
         return pairs[0] - pairs[1]
 
-    return given_by(NamedMovement("conj", "", given, build), space, space)
+    return RealLinear(NamedMovement("conj", "", given, build), space, space)
 
 
 def _part(space: Space, part: int, name: str) -> LinearOperator:
@@ -213,7 +219,7 @@ def _part(space: Space, part: int, name: str) -> LinearOperator:
     ]
     given = Movement.of_blocks(rows, column, [(b, a, 1) for a, b in pairs])
     moved = NamedMovement(name, "", given, lambda: out_of_place(rows, column, pairs))
-    return given_by(moved, space, target)
+    return RealLinear(moved, space, target)
 
 
 def _columns(region: Region, part: int) -> Subset:

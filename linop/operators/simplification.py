@@ -22,8 +22,8 @@ from linop.operators.expressions import (
     compose,
 )
 from linop.operators.operator import LinearOperator
-from linop.spaces.exact import Exact
 from linop.spaces.direct_sums import DirectSumSpace
+from linop.spaces.exact import Exact
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 

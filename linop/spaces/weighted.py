@@ -235,7 +235,10 @@ def inner_product_of(space: Space, given: Any) -> InnerProduct | None:
             f"inner: an operator alone has no inverse here; give "
             f"linop.inner_product(G, inverse), given {given!r}"
         )
-    return (given if isinstance(given, InnerProduct) else Diagonal(given)).fitted(space)
+    made = (given if isinstance(given, InnerProduct) else Diagonal(given)).fitted(space)
+    if isinstance(made, Diagonal) and all((array == 1).all() for array in made.given.values()):
+        return None  # the Euclidean one
+    return made
 
 
 def not_renamed(names: Mapping[str, str]) -> ArgumentError:
