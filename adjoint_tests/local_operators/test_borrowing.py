@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator as SciPyOperator
 
 import linop
-from linop import Region, Space, TensorSpace
-from linop.backends import Backend
+from linop import Region, Space
 from linop.local_operators import from_scipy
 from linop.local_operators.borrowing import borrowing
 from linop.testing import check_adjoint
 from linop.testing.describing import seeds, whole_numbers
+from support.contracts.tensors_of_ranks import of_tensors
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -103,21 +103,6 @@ def test_shapes_of_pylops_operators(shape: Sequence[int], data: st.DataObject, s
     flat = from_scipy(D @ T, Space(Region("z", x.size)))  # a given space is taken as it is
     assert (flat(x.ravel()).ravel() == wanted.ravel()).all()
     assert linop.block([[D @ T], [2 * (D @ T)]]).domain["x"].shape == x.shape
-
-
-def of_tensors(backend: Backend) -> None:
-    """The blocks of all workers are those of one tensor."""
-    k = int(backend.worker or 0)
-    mine = pylops.Diagonal(np.full((2, 3, 4), 2.0 + k))
-    op = linop.block_diag(mine, backend=backend)
-    assert isinstance(op.domain, TensorSpace) and op.domain == op.codomain
-    assert op.domain.global_shape == (2 * backend.workers, 3, 4)
-    x = np.arange(24.0).reshape(2, 3, 4)
-    assert (op.compile(backend)(x) == (2 + k) * x).all()
-    both = linop.vstack(mine, backend=backend)
-    assert both.domain.global_shape == (2, 3, 4)
-    S = linop.shift(op.domain, 1) @ op  # other operators go on from there
-    assert S.codomain.global_shape == op.domain.global_shape
 
 
 @pytest.mark.parametrize("workers", [1, 3])

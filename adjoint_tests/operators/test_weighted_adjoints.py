@@ -87,12 +87,7 @@ def test_on_ranks(data: st.DataObject, name: str, seed: int, weights: int) -> No
     plain = build(name, description)
     assume(plain.dtype.name in contracts.FLOATS and stays_exact(plain))
     tolerance = 0.0 if FACTORIES[name].exact else 64 * rounding(plain)
-    on_ranks(2, contracts_of_catalogue, name, description, weights, seed, tolerance)
-
-
-def contracts_of_catalogue(backend, name, description, weights, seed, tolerance) -> None:  # type: ignore[no-untyped-def]
-    op = contracts.weighted(build(name, description), weights)
-    contracts.agrees(backend, op, seed, tolerance)
+    on_ranks(2, contracts.of_the_catalogue, name, description, weights, seed, tolerance)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ weighted problems by NumPy and SciPy; on threads and ranks, against one process.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.linalg
@@ -13,9 +11,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Space
-from linop.backends import Backend
 from linop.errors import SpaceError
-from support.contracts.weighted_spaces import flat, gram, local, mass_matrix
+from support.contracts.weighted_spaces import flat, gram, local, mass_matrix, near, solve_on_workers
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -51,10 +48,6 @@ def rectangular(n: int, seed: int, dtype: str, inner: str) -> LinearOperator:
 def dense(op: LinearOperator) -> np.ndarray:
     found: np.ndarray = op.to_matrix("regions").toarray()
     return found
-
-
-def near(given: Any, wanted: Any, rtol: float = 1e-6) -> None:
-    np.testing.assert_allclose(given, wanted, rtol=rtol, atol=rtol * np.abs(wanted).max(initial=1))
 
 
 @given(sizes, seeds, dtypes, inners, st.sampled_from(["cgls", "lsqr", "lsmr"]))
@@ -159,30 +152,6 @@ def test_proximal_maps_that_are_not_known() -> None:
 
 
 # On workers
-
-
-def solve_on_workers(backend: Backend, workers: int) -> None:
-    """CG and LSQR of a stencil on tensors of weights, and of mass matrices: the iterations of one
-    process."""
-    grid = linop.Partition((workers,))
-    X = linop.TensorSpace((12,), grid, inner=np.linspace(1, 2, 12))
-    mass = linop.stencil(X.euclidean, {0: 2 / 3, 1: 1 / 6, -1: 1 / 6})
-    Y = X.with_inner(linop.inner_product(mass, spectrum=(1 / 3, 1)))
-    for space in (X, Y):
-        A = linop.stencil(space, {0: 2.5, 1: -1.0})
-        y = space.random(1)
-        plan, there = A.compile(backend), backend.vector(space, y.arrays)
-        found, wanted = solvers.lsqr(plan, there), solvers.lsqr(A, y)
-        assert abs(found.nit - wanted.nit) <= 1
-        for name, array in found.x.arrays.items():
-            near(array, wanted.x[name])
-        if space is Y:  # as LSQR, with more steps to compile
-            continue
-        N = A.H @ A
-        found, wanted = solvers.cg(N.compile(backend), there), solvers.cg(N, y)
-        assert abs(found.nit - wanted.nit) <= 1
-        for name, array in found.x.arrays.items():
-            near(array, wanted.x[name], 1e-3)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +12,7 @@ from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, SpaceError
 from linop.spaces.direct_sums import DirectSumSpace
 from linop.testing.describing import seeds
+from support.contracts.tensors_of_ranks import regularised
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -61,22 +60,6 @@ def test_errors_of_join_and_split() -> None:
         whole.join(X.zeros(), np.zeros((4, 2)))  # type: ignore[arg-type]
     with pytest.raises(SpaceError, match="split"):
         whole.split(X.zeros())
-
-
-def regularised(backend: Any) -> None:
-    """The data of a regularised problem: least squares of both, as of one stacked matrix."""
-    X = TensorSpace((12,), Partition((backend.workers,)))
-    second = linop.stencil(X, [1, -2, 1])
-    R = linop.block([[linop.identity(X)], [second]]).compile(backend)
-    d = backend.vector(X, np.arange(12.0)[X.slices(backend.worker)])
-    y = R.op.codomain.join(d, 0 * d)
-    assert y.inner(y) == float((np.arange(12.0) ** 2).sum())
-    first, zero = R.op.codomain.split(y)
-    assert first.inner(first) == y.inner(y) and zero.norm() == 0
-    x = linop.solvers.cgls(R, y, niter=40, tol=1e-20).x
-    D = np.eye(12, k=1) + np.eye(12, k=-1) - 2 * np.eye(12)
-    wanted = np.linalg.solve(np.eye(12) + D.T @ D, np.arange(12.0))
-    np.testing.assert_allclose(next(iter(x.arrays.values())), wanted[X.slices(backend.worker)])
 
 
 @pytest.mark.parametrize("workers", [1, 3])

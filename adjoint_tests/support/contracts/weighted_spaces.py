@@ -11,6 +11,8 @@ import linop
 from linop import LinearOperator, Space, Vector
 from linop.backends import Backend
 from linop.local_operators import matrix
+from linop.testing.describing import Description
+from support.operators.catalogue import build
 
 FLOATS = ("float64", "float32", "complex128", "complex64")
 
@@ -108,3 +110,44 @@ def local(A: np.ndarray, X: Space, Y: Space) -> LinearOperator:
 def flat(vector: Vector) -> np.ndarray:
     """All elements in the order of regions."""
     return vector.space.flatten(vector, "regions")
+
+
+def of_the_catalogue(
+    backend: Backend,
+    name: str,
+    description: Description,
+    weights: int,
+    seed: int,
+    tolerance: float,
+) -> None:
+    """`agrees`, of an operator of the catalogue with weights."""
+    agrees(backend, weighted(build(name, description), weights), seed, tolerance)
+
+
+def near(given: Any, wanted: Any, rtol: float = 1e-6) -> None:
+    """Equal but for a part of the element, and of the largest one."""
+    np.testing.assert_allclose(given, wanted, rtol=rtol, atol=rtol * np.abs(wanted).max(initial=1))
+
+
+def solve_on_workers(backend: Backend, workers: int) -> None:
+    """CG and LSQR of a stencil on tensors of weights, and of mass matrices: the iterations of one
+    process."""
+    grid = linop.Partition((workers,))
+    X = linop.TensorSpace((12,), grid, inner=np.linspace(1, 2, 12))
+    mass = linop.stencil(X.euclidean, {0: 2 / 3, 1: 1 / 6, -1: 1 / 6})
+    Y = X.with_inner(linop.inner_product(mass, spectrum=(1 / 3, 1)))
+    for space in (X, Y):
+        A = linop.stencil(space, {0: 2.5, 1: -1.0})
+        y = space.random(1)
+        plan, there = A.compile(backend), backend.vector(space, y.arrays)
+        found, wanted = linop.solvers.lsqr(plan, there), linop.solvers.lsqr(A, y)
+        assert abs(found.nit - wanted.nit) <= 1
+        for name, array in found.x.arrays.items():
+            near(array, wanted.x[name])
+        if space is Y:  # as LSQR, with more steps to compile
+            continue
+        N = A.H @ A
+        found, wanted = linop.solvers.cg(N.compile(backend), there), linop.solvers.cg(N, y)
+        assert abs(found.nit - wanted.nit) <= 1
+        for name, array in found.x.arrays.items():
+            near(array, wanted.x[name], 1e-3)
