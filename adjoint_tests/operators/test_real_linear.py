@@ -258,3 +258,33 @@ def test_shapes_of_views_in_any_layout() -> None:
         assert (plan(given_) == given_.conj()).all()
         out = np.zeros((3, 2), complex).T
         assert plan(given_, out=out) is out and (out == given_.conj()).all()
+
+
+def test_products_pickle_as_the_calls_that_built_them() -> None:
+    Y = TensorSpace((4,), Partition((2,)))
+    Z = Y.with_dtype(complex)
+    for op in (
+        linop.rfft(Y) @ linop.shift(Y, 1),
+        (linop.rfft(Y) @ linop.repartition(Y, Y)).H,
+        linop.rfft(Y) @ linop.imag(Z),
+        1j * linop.rfft(Y) + linop.rfft(Y),
+        linop.real(Z) @ linop.stencil(Z, {0: 1, 1: 1j}) @ linop.identity(Y),
+    ):
+        again = pickle.loads(pickle.dumps(op))
+        assert again.domain == op.domain and again.codomain == op.codomain
+        assert np.allclose(
+            again.over_reals().to_matrix().toarray(), op.over_reals().to_matrix().toarray()
+        )
+
+
+def test_complex_multiples_in_spaces_of_operators_inner_products() -> None:
+    E2 = TensorSpace((2,), Partition((1,)), complex)
+    G = np.array([[2, 1j], [-1j, 2]])
+    inner = linop.inner_product(matrix(G, E2, E2), matrix(np.linalg.inv(G), E2, E2))
+    Y = E2.with_inner(inner)
+    assert same(1j * linop.conj(Y), (1j * linop.identity(Y)) @ linop.conj(Y))
+    real_part = E2.with_dtype(float)
+    g = matrix(np.array([[2.0, 1], [1, 2]]), real_part, real_part)
+    W = real_part.with_inner(linop.inner_product(g))
+    with pytest.raises(SpaceError, match="inner product of a real operator: give the complex"):
+        1j * linop.identity(W)

@@ -328,3 +328,45 @@ def test_errors_of_operators() -> None:
         X.with_inner(A)
     with pytest.raises(SpaceError, match="which is of other regions"):
         linop.Space(linop.Region("y", 3), inner=linop.inner_product(A))
+
+
+def test_plans_of_time_loops_have_weighted_adjoints() -> None:
+    X = linop.TensorSpace((4,), linop.Partition((2,)), inner=np.arange(1.0, 5))
+    step = linop.stencil(X, {0: 0.5, 1: 0.2})
+    loops = linop.timeloop(step, 3), linop.repeat(linop.repeat(step, 2), 2) @ linop.repeat(step, 1)
+
+    def main(backend: linop.backends.Backend) -> None:
+        for op in loops:
+            plan, y = op.compile(backend), X.integers(1)
+            found, wanted = plan.H(backend.vector(X, y.arrays)), op.H(y)
+            assert plan.H.H is plan
+            for name, array in found.arrays.items():
+                np.testing.assert_allclose(array, wanted[name], rtol=1e-12)
+            solved = linop.solvers.lsqr(plan, backend.vector(X, y.arrays))
+            assert solved.success
+
+    linop.launch(main, 2)
+
+
+def test_weights_that_differ_on_workers_are_told() -> None:
+    def main(backend: linop.backends.Backend) -> None:
+        assert backend.worker is not None
+        X = linop.TensorSpace((4,), linop.Partition((2,)), inner=1.5 + backend.worker)
+        linop.stencil(X, {0: 1.0, 1: 2.0}).H.compile(backend)
+
+    with pytest.raises(linop.errors.BackendError, match="workers built different operators"):
+        linop.launch(main, 2)
+
+
+def test_sums_simplify_in_their_spaces() -> None:
+    X = linop.TensorSpace((4,), linop.Partition((2,)), inner=3.0)
+    S, one = linop.stencil(X, {0: 1, 1: 2}), linop.identity(X)
+    for op in (one - 2 * (one @ S.euclidean_adjoint), one @ one - one @ S.H, S - 2 * (one @ S.H)):
+        assert op.simplify().equals(op)
+
+
+def test_weights_of_one_are_euclidean() -> None:
+    X = linop.TensorSpace((4,), linop.Partition((2,)))
+    for inner in (1.0, np.ones(4), 1):
+        Y = X.with_inner(inner)
+        assert Y == X and hash(Y) == hash(X) and Y.inner_product is None
