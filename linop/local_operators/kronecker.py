@@ -64,7 +64,10 @@ def kron(A: Any, B: Any, *, name: str | None = None) -> LinearOperator:
     known = left.matrix is not None and right.matrix is not None
 
     def whole() -> scipy.sparse.csr_array:
-        return scipy.sparse.csr_array(scipy.sparse.kron(left.to_matrix(), right.to_matrix()))
+        product = scipy.sparse.kron(left.to_matrix(), right.to_matrix())
+        return scipy.sparse.csr_array(
+            product, dtype=sparse_dtype(domain.dtype)
+        )  # zeros are float64
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         if namespace.ndarray is not np.ndarray:  # the matrix after all: there, lines are slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import linop
 from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.parts_plan import PartsPlan
 from linop.errors import ArgumentError
 from support.contracts.plans import (
     OPERATORS,
@@ -41,14 +42,15 @@ def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
         before = Counts.waits
         plan(x)
         waits = Counts.waits - before
-        steps = plan.plan.steps
+        own = plan.plan if isinstance(plan, PartsPlan) else plan
+        steps = own.plan.steps
         stages = {
             s.stage
             for s in steps
             if isinstance(s, linop.planning.plan.Send | linop.planning.plan.Receive)
         }
         receiving = {s.stage for s in steps if isinstance(s, linop.planning.plan.Receive)}
-        most = len(stages) if backend.aware.yes else len(plan.plan.sends) + len(receiving)  # type: ignore[attr-defined]
+        most = len(stages) if backend.aware.yes else len(own.plan.sends) + len(receiving)  # type: ignore[attr-defined]
         assert waits <= (0 if "NCCL" in backend.way() else most), (name, waits, most)
         before = Counts.waits
         plan.release()
