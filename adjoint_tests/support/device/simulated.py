@@ -364,7 +364,8 @@ class _Sparse:
 def _scipy(part: str) -> Any:
     import scipy.fft
 
-    fft = SimpleNamespace(fftn=lifted(scipy.fft.fftn), ifftn=lifted(scipy.fft.ifftn))
+    names = ("fftn", "ifftn", "rfftn", "irfftn")
+    fft = SimpleNamespace(**{name: lifted(getattr(scipy.fft, name)) for name in names})
     return {"fft": fft, "sparse": SimpleNamespace(csr_matrix=_Sparse)}[part]
 
 
