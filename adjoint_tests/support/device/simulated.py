@@ -338,8 +338,12 @@ def concatenate(arrays: list[ndarray]) -> ndarray:
     return lifted(lambda *given: np.concatenate(given))(*arrays)
 
 
+def stack(arrays: list[ndarray]) -> ndarray:
+    return lifted(lambda *given: np.stack(given))(*arrays)
+
+
 cumsum, vdot, conj = lifted(np.cumsum), lifted(np.vdot), lifted(np.conj)
-where = lifted(np.where)
+where, einsum = lifted(np.where), lifted(np.einsum)
 
 cuda = SimpleNamespace(
     Stream=Stream,
