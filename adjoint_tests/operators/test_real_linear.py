@@ -158,7 +158,7 @@ def test_functions_between_real_and_complex_arrays() -> None:
         wrong(x.zeros())
     z = Space(Region("z", 3), complex)
     swap = local(z, z, np.conj, np.conj, clinear=False)
-    assert lt.check_exact(swap) and swap.equals is not None
+    assert lt.check_exact(swap) and lt.check_equal(swap, linop.conj(z))
     assert not lt.check_linear(local(z, z, np.conj, np.conj))
 
 
@@ -204,7 +204,7 @@ def test_real_linear_operators_of_pylops() -> None:
     v = np.arange(6.0)
     assert np.allclose(op(v), np.fft.rfft(v, norm="ortho") * [1, 2**0.5, 2**0.5, 1])
     assert lt.check_exact(op) and op.clinear is False
-    assert op.equals is not None and np.allclose((op.H @ op).todense(), np.eye(6))
+    assert np.allclose((op.H @ op).todense(), np.eye(6))
 
 
 # Workers
@@ -234,7 +234,7 @@ def test_a_plan_of_the_whole_takes_all_forms() -> None:
         out = X.zeros()
         assert plan(x, out=out) is out and (X.gather(out) == wanted).all()
         assert plan.H.H is plan and plan.domain is X
-        assert "messages" in plan.describe() or plan.describe()
+        assert plan.describe().startswith("worker 0")
         with pytest.raises(LinopError):
             plan(X.gather(x))
         copy = pickle.loads(pickle.dumps(plan))
