@@ -169,7 +169,7 @@ def test_lanczos_wants_the_adjoint_for_singular_values() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_minres_says_that_an_operator_is_not_hermitian(seed: int) -> None:
-    """Where it would have claimed success."""
+    """The place where it would have claimed success."""
     rng = np.random.default_rng(seed)
     found, _ = solved(
         "minres", np.eye(SIZE) + 0.1 * rng.normal(size=(SIZE, SIZE)), rng.normal(size=SIZE)

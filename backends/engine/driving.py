@@ -186,6 +186,8 @@ class DrivingPlan(BoundPlan):
     def _free(self) -> None:
         for part in self.parts:
             part.release()
+        if self.weighted is not None:
+            self.weighted.release()
 
     def describe(self) -> str:
         return "\n".join(part.describe() for part in self.parts)

@@ -61,7 +61,7 @@ class Checkpoints(ABC):
         return self._actions(n) if steps("checkpoints", n) else iter([Action(TURN, 0)])
 
     def predicted(self, n: int) -> Counts:
-        """What n steps and their adjoint take. Raises: as `actions`."""
+        """The cost of n steps and their adjoint. Raises: as `actions`."""
         now = most = ran = 0
         for action in self.actions(n):
             now += {KEEP: 1, DROP: -1}.get(action.kind, 0)

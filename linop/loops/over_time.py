@@ -59,7 +59,7 @@ def _longer(region: Region, n: int) -> Region:
 
 
 class Series(NamedTuple):
-    """What a time step takes, or makes, over all steps.
+    """The vectors that a time step takes, or makes, over all steps.
 
     Attributes:
         space: of all steps, `over_time`.

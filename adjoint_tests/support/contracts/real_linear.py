@@ -13,7 +13,7 @@ from support.contracts.plans import mine
 
 
 def numpy_s(description: Description, x: np.ndarray) -> np.ndarray:
-    """What the steps of ``real_parts`` do to a global array, or their adjoints for real inner
+    """The result of the steps of ``real_parts`` on a global array, or their adjoints for real inner
     products; written without linop's operators."""
     steps, is_real, kinds = description["steps"], False, []
     for step in steps:

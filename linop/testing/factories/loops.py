@@ -20,8 +20,8 @@ from linop.testing.factories.pipelines import scaled
 from linop.testing.factories.registry import operator_factory
 
 ENDS = ("repeat", "signals", "records", "both", "all")
-"""What a loop has beside the state: nothing, sources, receivers, both, or these and the initial and
-the final state."""
+"""The ends of a loop beside the state: nothing, sources, receivers, both, or these and the initial
+and the final state."""
 
 
 @st.composite
