@@ -56,6 +56,8 @@ def _plan(op: LinearOperator, backend: Backend) -> BoundPlan:
     if not op.loops:
         return backend.compile(op)
     if isinstance(op, Loop):
+        if not op.n:  # whose workers need not be those of the step
+            return backend._compile(op)
         return LoopPlan(op, backend, backend.compile(op.body))
     if isinstance(op, Sum | DirectSum):
         return TotalPlan(op, backend, [_plan(term, backend) for term in _terms(op)])
@@ -252,9 +254,6 @@ class LoopPlan(DrivingPlan):
                 [given[name] for name in self._inputs], [into[name] for name in self._outputs]
             )
             before = after
-        if self.op.final and not self.op.n:
-            for name in self._state:
-                made[name][...] = before[name]
         return made
 
     def _zeros(self) -> ByName:

@@ -18,8 +18,7 @@ from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
 from support.workers import EVERY_ROAD, on_ranks
 
-names = st.sampled_from([name for name in NAMES if name != "time_loop"])
-"""Plans of loops call others, and have no instructions of their own."""
+names = st.sampled_from(NAMES)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_faults_in_programs_are_caught(name: str, workers: int, seed: int, large
 def test_programs_that_are_accepted_run_right(name: str, data: st.DataObject, seed: int) -> None:
     """In another order, or without some instruction."""
     op = build(name, data.draw(describe(name), label=name))
-    assume(stays_exact(op))
+    assume(stays_exact(op) and not op.loops)  # the plan of a loop has no instructions of its own
     workers = max(op.stages.workers, default=0) + 1
     which = data.draw(st.integers(0, workers - 1))
     at, to = data.draw(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 30)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from linop.backends import Backend
 from linop.testing.describing import Description
-from support.contracts.plans import argument, arrays_of, result
+from support.contracts.plans import argument, arrays_of, leaves, result
 from support.operators.catalogue import FACTORIES, built
 from support.operators.properties import rounding, same_arrays
 from support.planning.instructions import interpreted
@@ -21,7 +21,7 @@ def calls_do_what_instructions_say(
     op = built(name, description)
     tolerance = 0.0 if FACTORIES[name].exact else rounding(op)
     plan = op.compile(backend)
-    for one in (plan, plan.H):
+    for one in (*leaves(plan), *leaves(plan.H)):
         for k in range(CALLS):
             x, wanted = argument(one, seed + k), result(one, seed + k)
             if k % 2 == 0:  # the first call binds

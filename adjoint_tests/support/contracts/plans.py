@@ -16,6 +16,8 @@ import linop
 from linop import COPIES, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends import Backend, BoundPlan
 from linop.backends.engine.arrays.arguments import held_arrays
+from linop.backends.engine.driving import DrivingPlan
+from linop.backends.engine.parts_plan import PartsPlan
 from linop.errors import (
     ArgumentError,
     DTypeError,
@@ -121,6 +123,15 @@ def part(space: Space, arrays: Any, backend: Backend) -> Any:
     """A worker's part of a vector."""
     held = {r.name: arrays[r.name] for r in space.on(mine(backend))}
     return (held or None) if len(held) != 1 else next(iter(held.values()))
+
+
+def leaves(plan: BoundPlan) -> list[BoundPlan]:
+    """The plans with instructions that a plan calls: itself, unless it calls others."""
+    if isinstance(plan, PartsPlan):
+        return leaves(plan.plan)
+    if isinstance(plan, DrivingPlan):
+        return [leaf for part in plan.parts for leaf in leaves(part)]
+    return [plan]
 
 
 def argument(plan: BoundPlan, seed: int) -> Any:

@@ -11,11 +11,10 @@ from typing import Any
 
 from linop.backends import Backend
 from linop.backends.engine.execution.instructions import Instruction, Interaction
-from linop.backends.engine.parts_plan import PartsPlan
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.testing.describing import Description
-from support.contracts.plans import OPERATORS, argument, arrays_of, result
+from support.contracts.plans import OPERATORS, argument, arrays_of, leaves, result
 from support.operators.catalogue import built
 from support.operators.properties import same_arrays
 from support.planning.broken_programs import FATAL, mutants
@@ -34,9 +33,8 @@ CALLS = 3
 def programs(backend: Backend, op: LinearOperator, seed: int) -> list[tuple[Stages, Exported]]:
     """This worker's programs of an operator and its adjoint, with their stages."""
     plan, found = op.compile(backend), []
-    for one in (plan, plan.H):
+    for one in (*leaves(plan), *leaves(plan.H)):
         one(argument(one, seed))  # binds it
-        one = one.plan if isinstance(one, PartsPlan) else one
         found.append((one.op.stages, exported(one._program, one.op.stages)))  # type: ignore[attr-defined]
     return found
 
