@@ -239,7 +239,10 @@ class LoopPlan(DrivingPlan):
         return f"{self.op.n} times:\n{self.body.describe()}"
 
     def _driven(self, arrays: ByName, outs: ByName | None) -> ByName:
-        made = outs or {name: lend() for name, lend in self._lend.items()}
+        # Results of a step are written where they stay, so in plain memory.
+        flag = self.backend.arrays.plain
+        straight = outs if outs and all(getattr(a.flags, flag) for a in outs.values()) else None
+        made = straight or {name: lend() for name, lend in self._lend.items()}
         before = {name: arrays[name] for name in self._state} if self.op.initial else self._zeros()
         left = self.op.n
         for k in self.op.times:
@@ -254,7 +257,7 @@ class LoopPlan(DrivingPlan):
                 [given[name] for name in self._inputs], [into[name] for name in self._outputs]
             )
             before = after
-        return made
+        return made if straight else _into(outs, made)
 
     def _zeros(self) -> ByName:
         zeros = self._other(self.op.n)
