@@ -1,0 +1,210 @@
+"""`check_parallel`: a parallel torch program beside its sequential twin."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from linop.errors import ArgumentError, MissingExtraError
+from linop.testing.parallel import forward
+from linop.testing.parallel.diagnosis import Context, diagnosed, factor_text, program_groups
+from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
+from linop.testing.parallel.locations import Locations
+from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
+from linop.testing.parallel.programs import Program, of_file
+from linop.testing.parallel.records import Record
+from linop.testing.parallel.relations import Kind, Relation
+
+SECONDS = 120.0
+
+
+def check_parallel(
+    model: Callable[[Any], Any] | str | os.PathLike[str],
+    twin: Callable[[], Any] | None = None,
+    batch: Callable[[], Any] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    *,
+    workers: int | None = None,
+    mine: Callable[[Any, int, int], Any] | None = None,
+    step: Callable[[Any, Any], Any] | None = None,
+    shard: Callable[[str, Any, int, int], Any] | None = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    dtype: str = "float64",
+    seconds: float = SECONDS,
+) -> ParallelReport | None:
+    """Compare one step of a parallel model with that of its sequential twin, and say what differs,
+    why, and where.
+
+    The loss, all gradients, buffers, and the parameters after a step of an optimizer are compared.
+    Nothing of linop has to be in the program: modules on `torch.distributed`, DDP, FSDP2, DTensor,
+    `autograd.Function`s, messages between stages of a pipeline are looked at as they are.
+
+    Args:
+        model: ``model(twin)`` returns this rank's part of the parallel model, with the twin's
+            values in tensors of its own. Or the path of a file that has all of these functions,
+            ``FILE.py`` or ``FILE.py:NAME``.
+        twin: ``twin()`` returns the sequential model, the same on every rank.
+        batch: ``batch()`` returns the whole batch, a tuple of the input and the target.
+        loss: ``loss(output, target)`` returns a scalar tensor.
+        workers: the number of ranks; by default the file's ``WORLD``, or 2. In a job that is
+            running (`torch.distributed` is initialized, or torchrun has started this process) it is
+            the job's, and each rank calls this function.
+        mine: ``mine(batch, rank, world)`` returns a rank's part of the batch; None for all of it.
+        step: ``step(model, mine)`` runs forward and backward, with everything that the program does
+            to gradients, and returns the loss of the whole batch; None for
+            ``loss(model(input), target).backward()``.
+        shard: ``shard(name, value, rank, world)`` returns a rank's part of a parameter. None if it
+            is to be found from the values, or DTensors say it.
+        optimizer: ``optimizer(parameters)`` returns an optimizer; None for SGD.
+        dtype: torch's name of the dtype in which both run.
+        seconds: the longest time.
+
+    Returns:
+        A report, true if nothing differs; None on ranks other than 0 of a job that was running.
+
+    Raises:
+        ArgumentError: a function is missing, or returns something else. BackendError: the program
+            fails, or does not end in time; with the stacks of all ranks. MissingExtraError: torch
+            is not installed.
+    """
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        raise MissingExtraError(
+            "check_parallel needs torch: pip install 'linop-algebra[torch]'"
+        ) from None
+    from linop.testing.parallel import processes, steps
+
+    begun = time.monotonic()
+    if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
+        raise ArgumentError(f"dtype: {dtype!r} given, a name of torch's such as 'float64' expected")
+    program = _program(model, twin, batch, loss, mine, step, shard, optimizer)
+    name = program if isinstance(program, str) else getattr(model, "__qualname__", "program")
+    running = dist.is_available() and dist.is_initialized()
+    if not running and {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        running = True
+    if running:
+        ready = of_file(program) if isinstance(program, str) else program
+        found = processes.gathered(steps.recorded(ready, getattr(torch, dtype)))
+        if found is None:
+            return None
+    else:
+        wanted = workers or _world(program) or 2
+        found = processes.run(program, wanted, dtype, seconds, True)
+    return report(name, *found, seconds=time.monotonic() - begun)
+
+
+def assert_parallel(*args: Any, **keywords: Any) -> None:
+    """`check_parallel`, as an assertion: arguments are the same.
+
+    Raises:
+        AssertionError: the program does something else than its twin, with the report.
+    """
+    found = check_parallel(*args, **keywords)
+    if found is not None and not found:
+        raise AssertionError(str(found))
+
+
+def _program(model: Any, *functions: Any) -> Program | str:
+    names = ("twin", "batch", "loss", "mine", "step", "shard", "optimizer")
+    given = dict(zip(names, functions, strict=True))
+    if isinstance(model, str | os.PathLike):
+        if extra := [name for name, one in given.items() if one is not None]:
+            raise ArgumentError(f"{extra} given beside a file, which has its own functions")
+        return str(model)
+    for name, one in {"model": model, **given}.items():
+        if not callable(one) and (one is not None or name in ("model", "twin", "batch", "loss")):
+            raise ArgumentError(f"{name}: {type(one).__name__} given, a function expected")
+    return Program(model=model, **given)
+
+
+def _world(program: Program | str) -> int | None:
+    if isinstance(program, Program):
+        return program.world
+    import ast
+
+    from linop.testing.parallel.programs import parsed
+
+    path, _ = parsed(program)
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            if any(getattr(one, "id", "") == "WORLD" for one in node.targets):
+                return int(node.value.value)
+    return None
+
+
+def report(
+    name: str, ranks: Sequence[Record], twin: Record, seconds: float = 0.0
+) -> ParallelReport:
+    """The report of recorded steps.
+
+    Args:
+        ranks: of all ranks, in order.
+    """
+    groups, names = program_groups(ranks)
+    allowed = tolerances(ranks, twin)
+    found = compared(ranks, twin, allowed, groups)
+    equal_loss, loss_text = loss(ranks, twin, allowed)
+    wrong = [one for one in found if one.gradient.kind is not Kind.EQUAL]
+    other_buffers = buffers(ranks, twin, allowed)
+    findings: list[Finding] = []
+    locations = Locations(ranks, twin, allowed.values, allowed.gradients, groups)
+    context = Context({one.rank: one for one in ranks}, twin, locations, names, {})
+    unlike = tuple(one.name for one in wrong)
+    if not equal_loss:
+        findings.append(forward.origin(context, unlike))
+    elif wrong:
+        findings += diagnosed(context, wrong)
+    findings += _of_values(found, wrong)
+    verdicts = {one.name: _verdict(one, context, findings) for one in found}
+    notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
+    passed = equal_loss and not wrong and not other_buffers and not findings
+    return ParallelReport(
+        name,
+        len(ranks),
+        passed,
+        loss_text,
+        equal_loss,
+        verdicts,
+        tuple(findings),
+        tuple(other_buffers),
+        allowed.text,
+        notes=tuple(notes),
+        seconds=seconds,
+    )
+
+
+def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Finding]:
+    """Parameters that differ from the twin's before the step, or after it though their gradients do
+    not."""
+    findings = []
+    differ = tuple(one.name for one in found if not one.value)
+    if differ:
+        findings.append(
+            Finding(Kind.OTHER, "", differ, Place(), "", "They differ before the step: model(twin) "
+                    "has not given them the twin's values.")  # fmt: skip
+        )
+    after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
+    if after:
+        findings.append(
+            Finding(Kind.OTHER, "", after, Place(), "", "Their gradients are the twin's, and they "
+                    "differ after a step of the optimizer.")  # fmt: skip
+        )
+    return findings
+
+
+def _verdict(one: Compared, context: Context, findings: Sequence[Finding]) -> Verdict:
+    for finding in findings:
+        if one.name in finding.parameters:
+            return Verdict(finding.kind, finding.detail)
+    relation: Relation = one.gradient
+    if relation.kind is Kind.EQUAL:
+        return Verdict(Kind.EQUAL)
+    if relation.kind is Kind.FACTOR:
+        return Verdict(Kind.FACTOR, factor_text(relation.factor, context))
+    text = groups_text(relation.groups, context.names) if relation.groups else ""
+    return Verdict(relation.kind, text)

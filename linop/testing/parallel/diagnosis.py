@@ -1,0 +1,454 @@
+"""From wrong gradients to the place in the program that makes them wrong.
+
+Gradients travel from the loss to the parameters. Of each tensor on the way that is a copy, a block
+or a term of a tensor of the twin, it is known how its gradient is related to the twin's
+(`linop.testing.parallel.locations`). The fault lies where a right gradient becomes a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
+from linop.testing.parallel.locations import SAME, TERMS, Location, Locations, uses
+from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.records import AFTER, FORWARD, Call, Collective, Record
+from linop.testing.parallel.relations import Groups, Kind, Relation
+
+
+@dataclass
+class Context:
+    """What is known of a program.
+
+    Attributes:
+        names: of groups of ranks, the axes of the mesh.
+        broken: calls of `autograd.Function`s, by rank and number, whose backward is not the adjoint
+            of their forward; each with a sentence.
+    """
+
+    ranks: dict[int, Record]
+    twin: Record
+    locations: Locations
+    names: dict[Groups, str]
+    broken: dict[tuple[int, int], str]
+
+
+def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, str]]:
+    """Partitions of all ranks that the program's collectives have, the most frequent first, and
+    the names of those that are axes of a mesh."""
+    count: dict[tuple[int, ...], int] = {}
+    titles: dict[tuple[int, ...], str] = {}
+    ranks = list(ranks)
+    for record in ranks:
+        for one in record.collectives:
+            group = tuple(sorted(one.ranks))
+            if len(group) > 1:
+                count[group] = count.get(group, 0) + 1
+                titles.setdefault(group, one.group)
+    everyone = sorted(record.rank for record in ranks)
+    found: list[Groups] = []
+    for group in sorted(count, key=lambda one: -count[one]):
+        same = [one for one in count if len(one) == len(group)]
+        partition, left = [group], set(everyone) - set(group)
+        for one in sorted(same):
+            if left.issuperset(one):
+                partition.append(one)
+                left -= set(one)
+        if not left and tuple(sorted(partition)) not in found:
+            found.append(tuple(sorted(partition)))
+    names = {}
+    for partition in found:
+        called = {titles.get(group, "") for group in partition} - {""}
+        if len(called) == 1:
+            names[partition] = called.pop()
+    return found, names
+
+
+def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
+    """The faults of parameters whose gradients alone are wrong, those alike as one."""
+    popular = _popular(one.left or one.gradient for one in wrong)
+    found = [_of_parameter(context, one, popular) for one in wrong]
+    merged: dict[tuple[object, ...], Finding] = {}
+    for one in found:
+        key = (one.kind, one.detail, one.place, one.operator, one.explanation)
+        known = merged.get(key)
+        names = (*known.parameters, *one.parameters) if known else one.parameters
+        merged[key] = Finding(one.kind, one.detail, names, *key[2:])  # type: ignore[arg-type]
+    return list(merged.values())
+
+
+def _popular(relations: Iterable[Relation]) -> Groups:
+    """The partition that most relations have among their options."""
+    count: dict[Groups, int] = {}
+    for relation in relations:
+        for groups, _ in relation.options:
+            count[groups] = count.get(groups, 0) + 1
+    return max(count, key=lambda one: count[one]) if count else ()
+
+
+# One parameter
+
+
+def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
+    final = one.gradient.preferring(popular)
+    left = one.left.preferring(popular) if one.left is not None else None
+    if left is not None and not _alike(left, final):
+        if finding := _after_the_pass(context, one, left, final):
+            return finding
+    start = left if left is not None and left.kind is not Kind.EQUAL else final
+    return _on_the_way(context, one, start, final)
+
+
+def _alike(a: Relation, b: Relation) -> bool:
+    return a.kind is b.kind and a.options == b.options and abs(a.factor - b.factor) < 1e-6
+
+
+def _after_the_pass(
+    context: Context, one: Compared, left: Relation, final: Relation
+) -> Finding | None:
+    """A fault of what the program does to gradients after the backward pass; None if the pass left
+    a wrong one."""
+    moved = [c for record in context.ranks.values() for c in record.collectives
+             if c.parameter == one.name]  # fmt: skip
+    if left.kind is Kind.UNSUMMED and moved:
+        groups = tuple(sorted({tuple(sorted(c.ranks)) for c in moved}))
+        if groups not in [each for each, _ in left.options]:
+            text = groups_text(left.groups, context.names)
+            over = groups_text(groups, context.names)
+            return Finding(
+                Kind.WRONG_RANKS,
+                f"over {over}, instead of {text}",
+                (one.name,),
+                _at(moved[0], _module(one.name)),
+                f"all-reduce over {text}",
+                f"After the backward pass each rank has a term of this gradient, and the terms of "
+                f"{text} sum up to the twin's; the all-reduce runs over {over}.",
+            )
+    if left.kind not in (Kind.EQUAL, Kind.UNSUMMED) and not (
+        left.kind is Kind.FACTOR and not left.factors
+    ):
+        return None
+    line, _, text = next(
+        (p.line for p in one.held.values() if p.line), moved[0].line if moved else ""
+    ).partition(": ")
+    if not text and moved:
+        text = moved[0].text
+    what = _detail(final, context)
+    per_rank = final.kind is Kind.FACTOR and final.factors
+    why = (
+        "Ranks scale their gradients differently: a number that all of them need, such as the norm "
+        "by which gradients are clipped, is each rank's own."
+        if per_rank
+        else "The backward pass leaves it right; what the program does to it afterwards does not."
+    )
+    operator = "all-reduce of that number" if per_rank else ""
+    place = Place(_module(one.name), line, text)
+    return Finding(final.kind, what, (one.name,), place, operator, why)
+
+
+def _on_the_way(context: Context, one: Compared, start: Relation, final: Relation) -> Finding:
+    """A fault between the loss and the parameter."""
+    kind = final.kind if final.kind is not Kind.EQUAL else start.kind
+    for rank in sorted(one.held):
+        way = Way(context, rank, one.name)
+        if not way.locations:
+            continue
+        if found := way.broken_pair(start):
+            return _broken(context, one, final, found, rank)
+        turn = way.turn(start)
+        if turn is not None:
+            return _turned(context, one, way, start, final, *turn)
+    groups = groups_text(start.groups, context.names) if start.groups else ""
+    place = _of_module(context, one.name)
+    if kind is Kind.UNSUMMED:
+        form = "on different parts of the batch or of the sequence"
+        if len(_uses_of(context, one.name)) > 1:
+            form = "in different places of the model"
+        return Finding(
+            kind,
+            f"over {groups}",
+            (one.name,),
+            place,
+            f"all-reduce of its gradient over {groups}",
+            f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and no "
+            f"sum over {groups} ran.",
+        )
+    return Finding(
+        kind,
+        _detail(final, context),
+        (one.name,),
+        place,
+        "",
+        _plain_reason(kind),
+    )
+
+
+def _plain_reason(kind: Kind) -> str:
+    if kind is Kind.NONE:
+        return "No gradient arrives: it is not used in a way that is differentiated."
+    return (
+        "The gradients of the tensors that it acts on are the twin's: the fault is in what becomes "
+        "of its own gradient."
+    )
+
+
+def _turned(
+    context: Context,
+    one: Compared,
+    way: Way,
+    start: Relation,
+    final: Relation,
+    here: Location,
+    call: Call | None,
+) -> Finding:
+    """The fault at a place where a right gradient becomes a wrong one: `here` has the wrong one,
+    and `call` used it."""
+    kind = final.kind if final.kind is not Kind.EQUAL else start.kind
+    groups = groups_text(start.groups, context.names) if start.groups else ""
+    place = Place(call.module if call else here.key[1], *_line(call, here))
+    name = _used_name(call, way) if call else ""
+    if kind is Kind.UNSUMMED:
+        what = f"the input of {name}" if name else "this tensor"
+        return Finding(
+            kind,
+            f"over {groups}",
+            (one.name,),
+            place,
+            f"all-reduce over {groups}, in the backward pass",
+            f"{what[0].upper()}{what[1:]} is {here.form}, and {groups} use it for different parts "
+            f"of the model: its gradient is the sum of theirs, an all-reduce, and none ran.",
+        )
+    if kind is Kind.NONE:
+        moved = way.collective_of(here)
+        by = f"the {moved.name.replace('_', '-')} at {moved.line}" if moved else "what uses it"
+        if moved:
+            place = _at(moved, place.module)
+        return Finding(
+            kind,
+            "",
+            (one.name,),
+            place,
+            "the adjoint of what moves the tensor, in the backward pass",
+            f"This tensor requires a gradient, and gets none: {by} is not differentiated.",
+        )
+    moved_back = way.movements(call) if call else ([], [])
+    operator = ""
+    why = f"Behind {place} gradients are the twin's; before it they are {_detail(final, context)}."
+    if kind is Kind.FACTOR and moved_back[1]:
+        there, back = (", ".join(_titles(each)) or "nothing" for each in moved_back)
+        operator = f"the {back} of the backward pass is too many"
+        why = (
+            f"Forward: {there}, from terms of a sum to one tensor that is replicated, since each "
+            f"rank has its whole gradient. The adjoint is the identity; {back} ran."
+        )
+    return Finding(kind, _detail(final, context), (one.name,), place, operator, why)
+
+
+def _broken(
+    context: Context, one: Compared, final: Relation, found: tuple[Call, str], rank: int
+) -> Finding:
+    call, sentence = found
+    del rank
+    return Finding(
+        final.kind,
+        _detail(final, context),
+        (one.name,),
+        Place(call.module, call.line, call.text),
+        f"the adjoint of {call.name}",
+        sentence,
+    )
+
+
+# The way of a gradient
+
+
+class Way:
+    """The tensors between a parameter and the loss, on one rank."""
+
+    def __init__(self, context: Context, rank: int, name: str) -> None:
+        self.context, self.rank = context, rank
+        self.record = context.ranks[rank]
+        self.used = uses(self.record)
+        self.numbers = self._downstream(name)
+        at = context.locations.at
+        found = [at.get((rank, number)) for number in self.numbers]
+        self.locations = [one for one in found if one is not None]
+
+    def _downstream(self, name: str) -> list[int]:
+        """Numbers of the tensors that are computed from a parameter, in the order of the pass."""
+        record = self.record
+        start = [one.number for one in record.tensors if one.parameter == name]
+        beside: dict[int, list[int]] = {}
+        for one in record.tensors:
+            for source in one.sources:
+                beside.setdefault(source, []).append(one.number)
+        found, waiting = set(start), list(start)
+        while waiting:
+            number = waiting.pop()
+            following = [n for call in self.used.get(number, ()) for n in call.outputs]
+            for other in (*following, *beside.get(number, ())):
+                if other not in found:
+                    found.add(other)
+                    waiting.append(other)
+        return sorted(found)
+
+    def turn(self, start: Relation) -> tuple[Location, Call | None] | None:
+        """The tensor nearest to the loss whose gradient is wrong as that of the parameter is, and
+        the call that used it."""
+        bad = [
+            one
+            for one in self.locations
+            if one.gradient is not None and self._as_wrong(one, start)
+        ]
+        if not bad:
+            return None
+        last = max(bad, key=lambda one: self.numbers.index(one.numbers[self.rank]))
+        calls = self._until_known(last.numbers[self.rank])
+        moving = [call for call in calls if any(self.movements(call))]
+        return last, (moving or calls or [None])[0]
+
+    def _until_known(self, number: int) -> list[Call]:
+        """Calls that compute from a tensor what no tensor of the twin is, and the first that is
+        one, in order."""
+        found: dict[int, Call] = {}
+        waiting = [number]
+        while waiting:
+            for call in self.used.get(waiting.pop(), ()):
+                if call.number in found:
+                    continue
+                found[call.number] = call
+                for output in call.outputs:
+                    at = self.context.locations.at.get((self.rank, output))
+                    if at is None or at.gradient is None:
+                        waiting.append(output)
+        return [found[k] for k in sorted(found)]
+
+    def _as_wrong(self, one: Location, start: Relation) -> bool:
+        gradient = one.gradient
+        assert gradient is not None
+        tensors = self.context.locations.tensors(one)
+        if start.kind is Kind.UNSUMMED:
+            shared = {groups for groups, _ in start.options} & {g for g, _ in gradient.options}
+            return gradient.kind is Kind.UNSUMMED and bool(shared)
+        if start.kind is Kind.NONE:
+            return gradient.kind is Kind.NONE and all(t.differentiable for t in tensors.values())
+        if start.kind is Kind.FACTOR and not start.factors:
+            return gradient.kind is Kind.FACTOR and not gradient.factors
+        if start.kind is Kind.FACTOR:
+            return gradient.kind is Kind.FACTOR and bool(gradient.factors)
+        return gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
+
+    def broken_pair(self, start: Relation) -> tuple[Call, str] | None:
+        """A call on the way whose backward is not the adjoint of its forward."""
+        del start
+        numbers = set(self.numbers)
+        for call in reversed(self.record.calls):
+            if call.custom and numbers.intersection(call.inputs):
+                sentence = self.context.broken.get((self.rank, call.number))
+                if sentence is not None:
+                    return call, sentence
+        return None
+
+    def movements(self, call: Call) -> tuple[list[Collective], list[Collective]]:
+        """Collectives of a call's forward, and of its backward."""
+        moved = self.record.collectives
+        there = [c for c in moved if c.inside == call.number]
+        return there, [c for c in moved if c.backward_of == call.number]
+
+    def collective_of(self, here: Location) -> Collective | None:
+        """The collective outside of `autograd.Function`s that moves a tensor."""
+        value = self.record.tensors[here.numbers[self.rank]].value
+        for one in self.record.collectives:
+            same = value is not None and one.value is not None and one.value.size == value.size
+            if one.inside < 0 and one.phase == FORWARD and same and (one.value == value.ravel()).all():
+                return one
+        return None
+
+
+# Words
+
+
+def _detail(relation: Relation, context: Context) -> str:
+    if relation.kind is Kind.FACTOR and relation.factors:
+        each = (f"{factor_text(k, context)} on rank {r}" for r, k in relation.factors.items())
+        return ", ".join(each)
+    if relation.kind is Kind.FACTOR:
+        return f"{factor_text(relation.factor, context)}{_factor_of(relation.factor, context)}"
+    if relation.kind is Kind.UNSUMMED:
+        return f"over {groups_text(relation.groups, context.names)}"
+    return ""
+
+
+def factor_text(k: float, context: Context) -> str:
+    """A factor, as a fraction where it is one of small numbers."""
+    del context
+    for bottom in range(1, 65):
+        top = round(k * bottom)
+        if top and abs(k * bottom - top) < 1e-7 * bottom:
+            return str(top) if bottom == 1 else f"{top}/{bottom}"
+    return f"{k:.6g}"
+
+
+def _factor_of(k: float, context: Context) -> str:
+    """The ranks whose number a factor is."""
+    for size, word in ((k, ""), (1 / k if k else 0, "one over ")):
+        n = round(size)
+        if n < 2 or abs(size - n) > 1e-6:
+            continue
+        for groups, name in context.names.items():
+            if len(groups[0]) == n:
+                return f" = {word}the number of ranks of {name!r}"
+        if n == len(context.ranks):
+            return f" = {word}the number of ranks"
+        return f" = {word}the number of ranks of a group of {n}"
+    return ""
+
+
+def _titles(collectives: Sequence[Collective]) -> list[str]:
+    return [f"{c.name.replace('_', '-')} over {ranks_text(c.ranks)}" for c in collectives]
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _of_module(context: Context, name: str) -> Place:
+    """The module of a parameter, and the line that uses it first."""
+    calls = _uses_of(context, name)
+    first = calls[0] if calls else None
+    return Place(_module(name), first.line if first else "", first.text if first else "")
+
+
+def _uses_of(context: Context, name: str) -> list[Call]:
+    """The calls that use a parameter, one for each place."""
+    found: dict[str, Call] = {}
+    for record in context.ranks.values():
+        numbers = {one.number for one in record.tensors if one.parameter == name}
+        for call in record.calls:
+            if call.phase != AFTER and call.inside < 0 and numbers.intersection(call.inputs):
+                found.setdefault(call.line, call)
+    return list(found.values())
+
+
+def _used_name(call: Call, way: Way) -> str:
+    """The module that a call belongs to, or the parameter that it uses."""
+    if call.module:
+        named = [way.record.tensors[n].parameter for n in call.inputs]
+        own = [name for name in named if name.startswith(f"{call.module}.")]
+        if own or call.kind:
+            return call.module
+    named = [way.record.tensors[n].parameter for n in call.inputs]
+    names = [name for name in named if name]
+    return _module(names[0]) or names[0] if names else call.name
+
+
+def _line(call: Call | None, here: Location) -> tuple[str, str]:
+    return (call.line, call.text) if call is not None else (here.key[2], "")
+
+
+def _at(moved: Collective, module: str) -> Place:
+    return Place(module, moved.line, moved.text)
+
+
+__all__ = ["SAME", "TERMS", "Context", "Way", "diagnosed", "factor_text", "program_groups"]

@@ -1,0 +1,217 @@
+"""Parameters, buffers and losses of all ranks beside the twin's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from linop.errors import ArgumentError
+from linop.testing.parallel.records import Parameter, Record
+from linop.testing.parallel.relations import Groups, Index, Kind, Relation, Scale, related
+
+LOOSE = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Errors that are taken for rounding.
+
+    Attributes:
+        values, gradients: of tensors and of their gradients.
+        text: in words.
+    """
+
+    values: Scale
+    gradients: Scale
+    text: str
+
+
+def tolerances(ranks: Sequence[Record], twin: Record) -> Tolerances:
+    """Those of the least precise dtype in use: 2**-30 in float64 (more than a million roundings of
+    an element of the size of the largest), 2**-10 in float32, 2**-3 in half precision."""
+    used = {one.dtype for record in (*ranks, twin) for one in record.tensors}
+    used |= {one.dtype for record in ranks for one in record.parameters.values()}
+    used |= {one.dtype for record in ranks for one in record.collectives}
+    widest = max((LOOSE.get(name, 0.0) for name in used), default=LOOSE["float64"])
+    relative = {2**-52: 2.0**-30, 2**-23: 2.0**-10}.get(widest, 2.0**-3)
+    largest = [
+        np.abs(one.gradient).max()
+        for one in twin.parameters.values()
+        if one.gradient is not None and one.gradient.size
+    ]
+    largest = [one for one in largest if math.isfinite(one)]
+    peak = float(max(largest, default=1.0)) or 1.0
+    name = next((name for name, eps in LOOSE.items() if eps == widest), "float64")
+    return Tolerances(
+        Scale(relative, relative * 1e-4),
+        Scale(relative, relative * 1e-3 * peak),
+        f"{relative:.0e} of the largest element of a tensor, since {name} is used",
+    )
+
+
+@dataclass
+class Compared:
+    """A parameter of the twin, and what the ranks have of it.
+
+    Attributes:
+        held: by rank.
+        expected: the twin's gradients of those parts, by rank.
+        gradient, value, after: relations of the gradients, of the values before the step, and after
+            the optimizer's.
+        left: the relation of gradients as backward passes left them; None if they were not seen.
+    """
+
+    name: str
+    held: dict[int, Parameter]
+    expected: dict[int, np.ndarray]
+    gradient: Relation
+    value: bool
+    after: bool
+    left: Relation | None = None
+
+
+def compared(
+    ranks: Sequence[Record], twin: Record, allowed: Tolerances, groups: Sequence[Groups]
+) -> list[Compared]:
+    """The parameters of the twin that require gradients, each as the ranks have it.
+
+    Raises:
+        ArgumentError: names differ, or which part a rank holds cannot be told.
+    """
+    theirs = {n: one for n, one in twin.parameters.items() if not one.buffer and one.trained}
+    _check_names(ranks, twin)
+    return [_compared(one, ranks, twin, allowed, groups) for one in theirs.values()]
+
+
+def _check_names(ranks: Sequence[Record], twin: Record) -> None:
+    held = {n for record in ranks for n, one in record.parameters.items() if not one.buffer}
+    known = set(twin.parameters)
+    if strange := sorted(held - known):
+        raise ArgumentError(
+            f"the parallel model has parameters {strange[:5]} that the twin has not: "
+            f"{sorted(n for n, one in twin.parameters.items() if not one.buffer)[:10]}; parameters "
+            f"are matched by their names"
+        )
+    trained = {n for n, one in twin.parameters.items() if not one.buffer and one.trained}
+    if missing := sorted(trained - held):
+        raise ArgumentError(
+            f"no rank has the parameters {missing[:5]} of the twin; parameters are matched by their "
+            f"names"
+        )
+
+
+def _compared(
+    one: Parameter,
+    ranks: Sequence[Record],
+    twin: Record,
+    allowed: Tolerances,
+    groups: Sequence[Groups],
+) -> Compared:
+    held = {r.rank: r.parameters[one.name] for r in ranks if one.name in r.parameters}
+    zero = np.zeros_like(one.value)
+    whole = one.gradient if one.gradient is not None else zero
+    parts = {rank: _parts(one, whole, mine, ranks[rank], twin) for rank, mine in held.items()}
+    expected = {rank: part[1] for rank, part in parts.items()}
+    given = {rank: mine.gradient for rank, mine in held.items()}
+    _check_shapes(one.name, held, expected)
+    values = all(allowed.values.near(held[r].value, parts[r][0]) for r in held)
+    after = all(allowed.values.near(held[r].after, parts[r][2]) for r in held)
+    left = None
+    if all(mine.gradients for mine in held.values()):
+        sums = {rank: np.asarray(sum(mine.gradients)) for rank, mine in held.items()}
+        if all(sums[r].shape == expected[r].shape for r in sums):
+            left = related(sums, expected, allowed.gradients, groups)
+    relation = related(given, expected, allowed.gradients, groups)
+    return Compared(one.name, held, expected, relation, values, after, left)
+
+
+def _check_shapes(name: str, held: dict[int, Parameter], expected: dict[int, np.ndarray]) -> None:
+    for rank, mine in held.items():
+        if mine.value.shape != expected[rank].shape:
+            raise ArgumentError(
+                f"{name!r}: rank {rank} has shape {mine.value.shape}, and shard() gives "
+                f"{expected[rank].shape} of the twin's"
+            )
+
+
+def _parts(
+    one: Parameter, whole: np.ndarray, mine: Parameter, record: Record, twin: Record
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The twin's value, gradient and value after the step, of the part that a rank holds."""
+    if mine.expected is not None:
+        value, gradient, after = mine.expected
+        return value, np.zeros_like(value) if gradient is None else gradient, after
+    at = _selection(one, mine, record, twin)
+    return one.value.ravel()[at], whole.ravel()[at], one.after.ravel()[at]
+
+
+def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) -> np.ndarray:
+    everything = np.arange(one.value.size).reshape(one.value.shape)
+    if mine.value.shape == one.value.shape:
+        return everything
+    exact = Scale(1e-6, 1e-12)
+    index = Index(one.value, exact)
+    if index.varied and (found := index.selection(mine.value, exact)) is not None:
+        return found
+    # A bias of zeros is cut as the rows of a weight beside it.
+    module = one.name.rpartition(".")[0]
+    for name, other in twin.parameters.items():
+        part = record.parameters.get(name)
+        if part is None or name == one.name or name.rpartition(".")[0] != module:
+            continue
+        beside = Index(other.value, exact)
+        if not beside.varied or other.value.ndim < 2 or other.value.shape[0] != one.value.shape[0]:
+            continue
+        at = beside.selection(part.value, exact)
+        if at is not None and at.ndim == other.value.ndim:
+            rows = at.reshape(len(at), -1)[:, 0] // (other.value.size // len(other.value))
+            if len(rows) == mine.value.shape[0]:
+                return everything[rows]
+    raise ArgumentError(
+        f"{one.name!r} has shape {mine.value.shape} on rank {record.rank}, and {one.value.shape} in "
+        f"the twin: which part it is cannot be told from its values. Say it by a function "
+        f"shard(name, value, rank, world) that returns a rank's part"
+    )
+
+
+def buffers(ranks: Sequence[Record], twin: Record, allowed: Tolerances) -> list[str]:
+    """Buffers of floating-point numbers whose values after the step are not the twin's, by name;
+    cut ones are compared where their values tell the part."""
+    found = []
+    for name, one in twin.parameters.items():
+        if not one.buffer or one.after.dtype.kind not in "fc":
+            continue
+        for record in ranks:
+            mine = record.parameters.get(name)
+            if mine is None or mine.after.shape != one.after.shape:
+                continue
+            if not allowed.values.near(mine.after, one.after):
+                found.append(name)
+                break
+    return found
+
+
+def loss(ranks: Sequence[Record], twin: Record, allowed: Tolerances) -> tuple[bool, str]:
+    """True if the loss of the ranks is the twin's, and how."""
+    mine, theirs = [record.loss for record in ranks], twin.loss
+    bound = allowed.values.relative * max(1.0, abs(theirs))
+
+    def near(value: float) -> bool:
+        return abs(value - theirs) <= bound
+
+    if not all(map(math.isfinite, mine)) or not math.isfinite(theirs):
+        return False, f"{mine} on the ranks, {theirs} of the twin: not finite"
+    if all(map(near, mine)):
+        return True, "equal on all ranks"
+    if near(sum(mine) / len(mine)):
+        return True, "its mean over the ranks is the twin's"
+    if near(sum(mine)):
+        return True, "its sum over the ranks is the twin's"
+    shown = ", ".join(f"{one:.9g}" for one in mine)
+    return False, f"{shown} on ranks 0 to {len(mine) - 1}, {theirs:.9g} of the twin"
+
+
+__all__ = ["Compared", "Kind", "Tolerances", "buffers", "compared", "loss", "tolerances"]

@@ -1,0 +1,167 @@
+"""Processes of a checked program: started here, or those of the job that this one belongs to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linop.backends.together.messages import allow, decoded, encoded
+from linop.errors import ArgumentError, BackendError
+from linop.testing.parallel import records
+from linop.testing.parallel.programs import Program
+from linop.testing.parallel.rank import take_part
+
+allow(records.Tensor, records.Call, records.Collective, records.Parameter, records.Record)
+
+Records = tuple[list[records.Record], records.Record]
+"""Of all ranks, and of the twin."""
+_GRACE = 5.0
+"""Seconds that other processes have to end once one has failed."""
+
+
+def run(program: Program | str, workers: int, dtype: str, seconds: float, trace: bool) -> Records:
+    """Start processes, each of which records one step, and wait for them.
+
+    Args:
+        program: functions, which a fork of this process calls; or a file, which new processes run.
+        seconds: the longest time.
+
+    Raises:
+        ArgumentError: the program's parts do not fit. BackendError: a process failed, or waits for
+            others that do not come; with the stacks of all.
+    """
+    if workers < 1:
+        raise ArgumentError(f"workers: {workers} given, 1 or more expected")
+    with tempfile.TemporaryDirectory(prefix="linop-") as folder:
+        given = [(program, r, workers, folder, dtype, seconds, trace) for r in range(workers)]
+        started: Sequence[Any]
+        if isinstance(program, str):
+            started = [_Command(*one) for one in given]
+        else:
+            fork = multiprocessing.get_context("fork")
+            started = [fork.Process(target=_in_fork, args=one, daemon=True) for one in given]
+        for one in started:
+            one.start()
+        try:
+            _wait(started, seconds)
+        finally:
+            for one in started:
+                if one.is_alive():
+                    one.kill()
+            for one in started:
+                one.join()
+        return _read(Path(folder), workers, seconds)
+
+
+def _in_fork(*args: Any) -> None:
+    status = 1
+    try:
+        take_part(*args)
+        status = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+class _Command:
+    """A process with the interface of `multiprocessing.Process`."""
+
+    def __init__(self, *args: Any) -> None:
+        self._args = [str(one) for one in args]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        module = "linop.testing.parallel.rank"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *self._args], env=environment, stdout=sys.stderr.fileno()
+        )
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def join(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+
+
+def _wait(started: Sequence[Any], seconds: float) -> None:
+    end = time.monotonic() + seconds + 2.0  # stacks are written first
+    while any(one.is_alive() for one in started) and time.monotonic() < end:
+        if any(one.exitcode not in (None, 0) for one in started):
+            end = min(end, time.monotonic() + _GRACE)
+        time.sleep(0.02)
+
+
+def _read(folder: Path, workers: int, seconds: float) -> Records:
+    """The records.
+
+    Raises:
+        ArgumentError, BackendError: some process has written none.
+    """
+    paths = [folder / f"{rank}.record" for rank in range(workers)]
+    if not all(path.exists() for path in paths):
+        raise _error(folder, workers, seconds)
+    found = [decoded(path.read_bytes()) for path in paths]
+    return [one for one, _ in found], found[0][1]
+
+
+def _error(folder: Path, workers: int, seconds: float) -> Exception:
+    """The reason why a process has written no record."""
+    errors = {r: folder / f"{r}.error" for r in range(workers)}
+    texts = {r: path.read_text() for r, path in errors.items() if path.exists()}
+    plain = {r: text for r, text in texts.items() if not text.startswith("Traceback")}
+    if plain:
+        rank, text = min(plain.items())
+        return ArgumentError(f"rank {rank}: {text}")
+    stacks = {r: (folder / f"{r}.stack").read_text() for r in range(workers)
+              if (folder / f"{r}.stack").exists()}  # fmt: skip
+    if texts:
+        head = f"ranks {', '.join(map(str, texts))} of the program failed"
+        return BackendError("\n".join([f"{head}:", *(f"rank {r}: {t}" for r, t in texts.items())]))
+    text = "\n".join(f"rank {r}:\n{stack}" for r, stack in stacks.items() if stack)
+    return BackendError(
+        f"the program did not end within {seconds:g} s: some ranks wait for others that do not "
+        f"come (or it needs more time: give more seconds). They were at\n{text}"
+    )
+
+
+def gathered(mine: tuple[records.Record, records.Record | None]) -> Records | None:
+    """The records of all processes of a job that is running, on rank 0; None on others.
+    Collective."""
+    import torch
+    import torch.distributed as dist
+
+    data = encoded(mine)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(data)], device=device))
+    longest = int(max(sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    parts = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    if dist.get_rank():
+        return None
+    found = [
+        decoded(part[: int(n)].cpu().numpy().tobytes())
+        for part, n in zip(parts, sizes, strict=True)
+    ]
+    return [one for one, _ in found], found[0][1]

@@ -1,0 +1,76 @@
+"""One process of a checked program: ``python -m linop.testing.parallel.rank``. It joins the process
+group, records one step, and writes what it found to a file, in linop's own format."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from linop.backends.together.messages import encoded
+from linop.errors import LinopError
+from linop.testing.parallel.programs import Program, of_file
+
+
+def take_part(
+    program: Any, rank: int, world: int, folder: str, dtype: str, seconds: float, trace: bool
+) -> None:
+    """Record a step of a program as one rank of several, and write the records to ``folder``.
+
+    Args:
+        program: a `Program`, or the target of one in a file.
+        dtype: the name of a dtype of torch's.
+        seconds: after which a collective that somebody does not join is an error.
+    """
+    import torch
+    import torch.distributed as dist
+
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    place = Path(folder)
+    faulthandler.dump_traceback_later(seconds, file=(place / f"{rank}.stack").open("w"))
+    try:
+        on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world
+        if on_gpus:
+            torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "nccl" if on_gpus else "gloo",
+            init_method=(place / "store").resolve().as_uri(),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=seconds + 30),
+        )
+        from linop.testing.parallel import recorder, steps
+
+        kind = getattr(torch, dtype)
+        torch.set_default_dtype(kind)
+        if not isinstance(program, Program):
+            recorder.own_file(__file__)
+            program = of_file(program)
+        found = steps.recorded(program, kind, trace)
+        (place / f"{rank}.part").write_bytes(encoded(found))
+        (place / f"{rank}.part").rename(place / f"{rank}.record")
+        dist.barrier()
+    except BaseException as error:
+        told = isinstance(error, LinopError)
+        text = str(error) if told else traceback.format_exc()
+        (place / f"{rank}.error").write_text(text)
+        sys.stderr.flush()
+        raise SystemExit(1) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    target, *rest = sys.argv[1:]
+    rank, world, folder, dtype, seconds, trace = rest
+    take_part(target, int(rank), int(world), folder, dtype, float(seconds), trace == "True")
+    sys.stdout.flush()
+    import os
+
+    os._exit(0)  # without waiting for threads of gloo

@@ -1,0 +1,444 @@
+"""Recording of one step of a torch program on this rank: functions of torch with their arguments
+and results, the gradients of both, and what `torch.distributed` moves.
+
+Nothing of the program is changed, except that dropout is switched off, since its masks are drawn
+from other random numbers when a model is cut.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from linop.testing.parallel.collectives import described
+from linop.testing.parallel.records import AFTER, BACKWARD, FORWARD, Call, Collective, Tensor
+
+LARGEST = 2**22
+"""Elements of the largest tensor of which a copy is kept."""
+
+_HIDDEN = tuple(
+    str(Path(place).resolve())
+    for place in (
+        Path(torch.__file__).parent,
+        Path(__file__).parent,
+        sysconfig.get_paths()["stdlib"],
+    )
+)
+_DROPOUTS = {
+    name for name in dir(torch.nn.functional) if name.endswith("dropout") or "dropout" in name[-9:]
+} | {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
+
+
+def numbers(tensor: torch.Tensor) -> np.ndarray | None:
+    """A copy of a tensor as an array, bfloat16 as float32; None if it is too large."""
+    if tensor.numel() > LARGEST or tensor.is_meta:
+        return None
+    tensor = local(tensor.detach())
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype in (torch.bfloat16, torch.float16) or tensor.dtype.itemsize == 1:
+        tensor = tensor.float() if tensor.dtype.is_floating_point else tensor
+    return tensor.resolve_conj().resolve_neg().cpu().numpy().copy()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor: of a DTensor its local tensor."""
+    own = getattr(tensor, "_local_tensor", None)
+    return tensor if own is None else own
+
+
+def users_line() -> tuple[str, str]:
+    """The innermost line of the program that is neither torch's nor Python's: ``file:line``, and
+    its text."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(("<", *_HIDDEN)) and name not in _OWN:
+            text = linecache.getline(name, frame.f_lineno).strip()
+            return f"{Path(name).name}:{frame.f_lineno}", text
+        frame = frame.f_back
+    return "", ""
+
+
+_OWN: set[str] = set()
+"""Files whose lines are not the program's."""
+
+
+def own_file(path: str) -> None:
+    """Lines of this file are not the program's."""
+    _OWN.add(path)
+
+
+class Recorder:
+    """Records what happens between `recording` of a model and its end.
+
+    Attributes:
+        tensors, calls, collectives: see `linop.testing.parallel.records`.
+        notes: sentences about what was changed.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.collectives: list[Collective] = []
+        self.notes: list[str] = []
+        self._names: dict[int, str] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._kept: list[Any] = []
+        """Objects whose identity is a key: they must not be freed before the end."""
+        self._modules: list[tuple[str, str]] = []
+        self._paths: dict[int, str] = {}
+        self._functions: list[int] = []
+        self._nodes: dict[Any, int] = {}
+        self.passes = 0
+        self._made: dict[tuple[Any, int], int] = {}
+        """Tensors by the node that computed them, and its output."""
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._grads: dict[int, str] = {}
+        """Names of parameters by the storage of their gradients."""
+        self.lines: dict[str, str] = {}
+        """Lines that changed gradients of parameters in place, by their names."""
+
+    # The context
+
+    @contextmanager
+    def recording(self, model: torch.nn.Module | None) -> Iterator[None]:
+        """Context of a step."""
+        if model is not None:
+            self._paths = {id(one): name for name, one in model.named_modules()}
+            self.named(model)
+        with ExitStack() as stack:
+            enter, leave = self._entered, self._left
+            for hook in (
+                hooks.register_module_forward_pre_hook(enter),
+                hooks.register_module_forward_hook(leave, always_call=True),
+            ):
+                stack.callback(hook.remove)
+            stack.enter_context(self._applied())
+            stack.enter_context(_Moves(self))
+            stack.enter_context(_Functions(self))
+            yield
+
+    def named(self, model: torch.nn.Module) -> None:
+        """Learn the names of parameters and buffers, and look at each gradient that arrives."""
+        for name, one in [*model.named_parameters(), *model.named_buffers()]:
+            self._names[id(local(one))] = self._names[id(one)] = name
+            self._kept.append(one)
+        self._parameters = dict(model.named_parameters())
+
+    def _entered(self, module: torch.nn.Module, args: Any) -> None:
+        del args
+        path = self._paths.get(id(module))
+        if path is None:
+            path = self._modules[-1][0] if self._modules else ""
+        self._modules.append((path, type(module).__name__))
+
+    def _left(self, module: Any, args: Any, output: Any) -> None:
+        del module, args, output
+        if self._modules:
+            self._modules.pop()
+
+    @contextmanager
+    def _applied(self) -> Iterator[None]:
+        """Calls of `autograd.Function`s are recorded."""
+        before = Function.__dict__["apply"]
+        plain: Callable[..., Any] = before.__func__
+        recorder = self
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            with recorder.applying(cls.__name__, args, kwargs) as finish:
+                return finish(plain(cls, *args, **kwargs))
+
+        Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            Function.apply = before
+
+    @contextmanager
+    def applying(self, name: str, args: Any, kwargs: Any) -> Iterator[Callable[[Any], Any]]:
+        """Context of a call of an `autograd.Function`; yields a function to be given its result."""
+        call = self._call(name, list(_tensors((args, kwargs))))
+        call.custom = True
+        self._functions.append(call.number)
+
+        def finish(result: Any) -> Any:
+            found = list(_tensors(result))
+            for one in found:
+                self._changed(one)
+            call.outputs = [self.seen(one, call.number) for one in found]
+            for one in found:
+                if one.grad_fn is not None:
+                    self._nodes[one.grad_fn] = call.number
+            return result
+
+        try:
+            yield finish
+        finally:
+            self._functions.pop()
+
+    def _changed(self, tensor: torch.Tensor) -> None:
+        """Something that torch does not count has changed the tensor: it is another one now."""
+        for key in [key for key in self._numbers if key[0] == id(tensor)]:
+            del self._numbers[key]
+
+    # What is recorded
+
+    def _phase(self, inputs: Sequence[torch.Tensor] = ()) -> str:
+        if torch._C._current_graph_task_id() != -1:
+            self.passes = max(self.passes, 1)
+            return BACKWARD
+        if not self.passes or self._modules or self._functions:
+            return FORWARD
+        if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
+            return FORWARD  # of the next part of a batch
+        self._find_gradients()
+        return AFTER
+
+    def _call(self, name: str, inputs: Sequence[torch.Tensor]) -> Call:
+        path, kind = self._modules[-1] if self._modules else ("", "")
+        numbered = [self.seen(one) for one in inputs]
+        number = len(self.calls)
+        about: dict[str, Any] = {"inside": self._functions[-1] if self._functions else -1}
+        about |= {"phase": self._phase(inputs), "backward_of": self._backward_of()}
+        call = Call(number, name, path, kind, *users_line(), numbered, [], **about)
+        self.calls.append(call)
+        return call
+
+    def _backward_of(self) -> int:
+        node = torch._C._current_autograd_node()
+        return -1 if node is None else self._nodes.get(node, -1)
+
+    def called(self, name: str, inputs: Sequence[torch.Tensor], result: Any) -> None:
+        """Record a call of a function of torch."""
+        call = self._call(name, inputs)
+        found = [one for one in _tensors(result) if one is not None]
+        call.outputs = [self.seen(one, call.number) for one in found]
+        if call.phase == AFTER:
+            for one in inputs:
+                if name_ := self._grads.get(_storage(one)):
+                    self.lines[name_] = f"{call.line}: {call.text}"
+
+    def seen(self, tensor: torch.Tensor, call: int = -1) -> int:
+        """The number of a tensor, new or known."""
+        key = id(tensor), tensor._version
+        number = self._numbers.get(key)
+        if number is None:
+            with torch._C.DisableTorchFunction():
+                number = self._numbers[key] = self._new(tensor, call)
+        return number
+
+    def _new(self, tensor: torch.Tensor, call: int) -> int:
+        number = len(self.tensors)
+        differentiable = tensor.requires_grad
+        record = Tensor(
+            number,
+            numbers(tensor),
+            differentiable,
+            self._name(tensor),
+            str(tensor.dtype).removeprefix("torch."),
+        )
+        self.tensors.append(record)
+        self._kept.append(tensor)
+        if differentiable and torch.is_grad_enabled():
+            if tensor.grad_fn is not None:
+                if call < 0:
+                    record.sources = tuple(self._sources(tensor.grad_fn))
+                self._made.setdefault((tensor.grad_fn, tensor.output_nr), number)
+            tensor.register_hook(_adding(record))
+        return number
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """The name of the parameter that a tensor is, or is a view of."""
+        for one in (tensor, local(tensor), tensor._base):
+            if one is not None and (name := self._names.get(id(one))):
+                return name
+        return ""
+
+    def _sources(self, node: Any) -> list[int]:
+        """Known tensors from which a node of the graph of derivatives computes, by way of nodes that
+        are not known."""
+        found, waiting, done = [], [(node, 0)], set()
+        first = True
+        while waiting:
+            one = waiting.pop()
+            if one in done or one[0] is None:
+                continue
+            done.add(one)
+            known = None if first else self._made.get(one)
+            first = False
+            if known is not None:
+                found.append(known)
+            elif (variable := getattr(one[0], "variable", None)) is not None:
+                number = self._numbers.get((id(variable), variable._version))
+                found += [] if number is None else [number]
+            elif len(done) < 200:
+                waiting += one[0].next_functions
+        return found
+
+    def _find_gradients(self) -> None:
+        """Learn where gradients lie, so that what changes them in place is known as such."""
+        self._grads = {
+            _storage(one.grad): name
+            for name, one in self._parameters.items()
+            if one.grad is not None
+        }
+
+    def finished(self) -> None:
+        """Let go of the program's tensors."""
+        for kept in (self._kept, self._numbers, self._nodes, self._made, self._parameters):
+            kept.clear()
+
+    def moved(self, func: Any, args: Any) -> None:
+        """Record a collective."""
+        found = described(func, args)
+        if found is None:
+            return
+        line, text = users_line()
+        about = {
+            "phase": self._phase(),
+            "inside": self._functions[-1] if self._functions else -1,
+            "backward_of": self._backward_of(),
+            "line": line,
+            "text": text,
+            "parameter": self._parameter(found.tensors),
+        }
+        for one in found.changed:
+            self._changed(one)
+        with torch._C.DisableTorchFunction():
+            arrays = [numbers(one) for one in found.tensors]
+        kept = [one.reshape(-1) for one in arrays if one is not None]
+        self.collectives.append(
+            Collective(
+                number=len(self.collectives),
+                value=np.concatenate(kept) if kept and len(kept) == len(arrays) else None,
+                **found.plain(),
+                **about,
+            )
+        )
+
+    def _parameter(self, tensors: Sequence[torch.Tensor]) -> str:
+        named = {self._grads.get(_storage(one), "") for one in tensors}
+        return named.pop() if len(named) == 1 else ""
+
+
+def _adding(record: Tensor) -> Callable[[torch.Tensor], None]:
+    def add(gradient: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            value = numbers(gradient)
+        if value is not None:
+            record.gradient = value if record.gradient is None else record.gradient + value
+
+    return add
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Where the elements of a tensor lie; 0 if there are none."""
+    own = local(tensor)
+    return 0 if own.is_meta or not own.numel() else own.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of numbers in arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)
+
+
+class _Functions(TorchFunctionMode):
+    """Calls of functions of torch."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name in _QUIET:
+            self._recorder.passes += name == "backward"
+            return func(*args, **kwargs)
+        args, kwargs = self._without_dropout(name, args, kwargs)
+        given = list(_tensors((args, kwargs)))
+        if torch._C._current_graph_task_id() != -1 or _is_distributed(func):
+            return func(*args, **kwargs)
+        for one in given:  # before it is changed in place
+            self._recorder.seen(one)
+        result = func(*args, **kwargs)
+        if given or any(True for _ in _tensors(result)):
+            self._recorder.called(name, given, result)
+        return result
+
+    def _without_dropout(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if name in _DROPOUTS:
+            kwargs = {**kwargs}
+            if "p" in kwargs:
+                kwargs["p"] = 0.0
+            elif len(args) > 1:
+                args = (args[0], 0.0, *args[2:])
+            else:
+                kwargs["p"] = 0.0
+        elif name == "scaled_dot_product_attention" and kwargs.get("dropout_p"):
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        elif name == "multi_head_attention_forward":
+            kwargs = {**kwargs}
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+            elif len(args) > 10:
+                args = (*args[:10], 0.0, *args[11:])
+        else:
+            return args, kwargs
+        note = "dropout was switched off, since a cut model draws other masks"
+        if note not in self._recorder.notes:
+            self._recorder.notes.append(note)
+        return args, kwargs
+
+
+def _is_distributed(func: Any) -> bool:
+    return str(getattr(func, "__module__", "")).startswith("torch.distributed")
+
+
+_QUIET = {
+    "backward", "__get__", "__set__", "register_hook", "retain_grad",
+    "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "element_size", "__repr__",
+    "__len__", "item", "tolist", "__format__", "__hash__", "register_post_accumulate_grad_hook",
+    "storage_offset", "untyped_storage", "data_ptr", "is_contiguous", "_version", "__deepcopy__",
+    "numpy", "__reduce_ex__", "requires_grad_", "is_same_size", "__bool__", "__int__", "__float__",
+    "__index__", "get_device", "is_inference", "_is_view", "type", "nelement", "ndimension", "cpu",
+}  # fmt: skip
+"""Functions that say something of a tensor, and make none."""
+
+
+class _Moves(TorchDispatchMode):
+    """Collectives, however they are called."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._recorder.moved(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+__all__ = ["Recorder", "dist", "local", "numbers", "resolve_name", "users_line"]

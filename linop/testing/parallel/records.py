@@ -1,0 +1,158 @@
+"""Records of one step of a program on one rank: its tensors with their gradients, the calls that
+made them, its collectives, its parameters. Data, which ranks send to who compares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
+"""Phases: before, inside and behind (between) backward passes."""
+
+
+@dataclass
+class Tensor:
+    """A tensor of a forward pass, as it was when a call took it or made it.
+
+    Attributes:
+        number: its position in the record.
+        value: a copy; None if it was too large to keep.
+        gradient: that of the loss with respect to it, summed over backward passes; None if none
+            arrived.
+        differentiable: True if it requires a gradient.
+        parameter: the name of the parameter or buffer that it is; empty for others.
+        sources: tensors that it was computed from by what no call recorded shows: views, and
+            `torch.autograd.Function`s that were bound before the recording.
+        dtype: torch's name of its dtype.
+    """
+
+    number: int
+    value: np.ndarray | None
+    differentiable: bool
+    parameter: str
+    dtype: str
+    gradient: np.ndarray | None = None
+    sources: tuple[int, ...] = ()
+
+
+@dataclass
+class Call:
+    """A call of a function of torch, or of an `torch.autograd.Function`.
+
+    Attributes:
+        number: its position in the record.
+        name: the function's.
+        module: the path of the innermost module whose forward made the call; empty for the model.
+        kind: the class of that module.
+        line: the innermost line of the program that is not torch's, ``file:line``.
+        text: that line.
+        inputs, outputs: numbers of tensors.
+        custom: True for an `autograd.Function`.
+        inside: the number of the `autograd.Function` whose forward it belongs to; -1 if none.
+        phase: `FORWARD`, `BACKWARD` or `AFTER`.
+        backward_of: in a backward pass, the call of the `autograd.Function` whose backward makes
+            this one; -1 if none.
+    """
+
+    number: int
+    name: str
+    module: str
+    kind: str
+    line: str
+    text: str
+    inputs: list[int]
+    outputs: list[int]
+    custom: bool = False
+    inside: int = -1
+    phase: str = FORWARD
+    backward_of: int = -1
+
+
+@dataclass
+class Collective:
+    """A collective or a message of `torch.distributed`.
+
+    Attributes:
+        name: in MPI's words, such as ``all_reduce``; torch's where there is none.
+        ranks: the global ranks of its group, in the order of the group.
+        reduction: ``sum``, ``avg``, ``max``, …; empty if it does not reduce.
+        peer: the global rank of the root, of the source or the target; -1 if there is none.
+        sent, received: shapes of this rank's arguments and results.
+        splits: the elements of the first dimension to and from each rank, of an all-to-all.
+        value: a copy of what this rank contributes, flat.
+        line, text: as of a `Call`.
+        phase, inside, backward_of: as of a `Call`.
+        parameter: the name of the parameter whose gradient is reduced in place; else empty.
+        dtype: torch's name of its dtype.
+        group: the axis of the mesh that its group is; empty if it is none.
+    """
+
+    number: int
+    name: str
+    ranks: tuple[int, ...]
+    reduction: str
+    peer: int
+    sent: list[tuple[int, ...]]
+    received: list[tuple[int, ...]]
+    splits: tuple[list[int], list[int]] | None
+    value: np.ndarray | None
+    line: str
+    text: str
+    phase: str
+    inside: int
+    backward_of: int
+    parameter: str
+    dtype: str
+    group: str
+
+
+@dataclass
+class Parameter:
+    """A parameter or buffer, and what one step does to it.
+
+    Attributes:
+        value: before the step.
+        gradients: of each backward pass, as the pass left it, before anything else changed it.
+        gradient: after the step; None if there is none.
+        after: the value after one step of the optimizer.
+        expected: of the twin, cut as the parameter is: (value, gradient, after); None where the cut
+            is to be inferred.
+        buffer: True for a buffer.
+        trained: True if it requires a gradient.
+        line: the line of the program that last changed the gradient in place, after a backward
+            pass.
+    """
+
+    name: str
+    value: np.ndarray
+    gradients: list[np.ndarray]
+    gradient: np.ndarray | None
+    after: np.ndarray
+    buffer: bool
+    trained: bool
+    dtype: str
+    expected: tuple[np.ndarray, np.ndarray | None, np.ndarray] | None = None
+    line: str = ""
+
+
+@dataclass
+class Record:
+    """One step of a program on one rank.
+
+    Attributes:
+        loss: its value.
+        notes: what was changed in the program so that it can be compared.
+        modules: paths of modules, and their classes.
+    """
+
+    rank: int
+    loss: float
+    tensors: list[Tensor]
+    calls: list[Call]
+    collectives: list[Collective]
+    parameters: dict[str, Parameter]
+    notes: list[str] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)
+    pairs: list[Any] = field(default_factory=list)

@@ -1,0 +1,267 @@
+"""How tensors of several ranks are related to one tensor of the twin, by their values.
+
+Values are drawn at random and compared in high precision, so elements that are equal by chance are
+few; where a value occurs several times, an order of elements is preferred that is a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+
+import numpy as np
+
+Groups = tuple[tuple[int, ...], ...]
+"""A partition of ranks into groups."""
+Arrays = Mapping[int, np.ndarray | None]
+"""By rank."""
+
+
+class Kind(StrEnum):
+    """The closed list of relations between a gradient and the twin's."""
+
+    EQUAL = "equal"
+    FACTOR = "a factor"
+    UNSUMMED = "terms that were not summed"
+    WRONG_RANKS = "a sum over the wrong ranks"
+    SHARD = "the gradient of another shard"
+    NONE = "no gradient"
+    STATISTICS = "statistics per rank"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How values of some ranks are related to expected ones.
+
+    Attributes:
+        factor: of `FACTOR` that is the same on all ranks, and of sums of terms.
+        factors: of `FACTOR` by rank, if they differ.
+        options: partitions of the ranks over whose groups terms give the expected values, each with
+            the factor by which they are too large.
+    """
+
+    kind: Kind
+    factor: float = 1.0
+    factors: Mapping[int, float] = field(default_factory=dict)
+    options: tuple[tuple[Groups, float], ...] = ()
+
+    @property
+    def groups(self) -> Groups:
+        return self.options[0][0] if self.options else ()
+
+    def preferring(self, groups: Groups) -> Relation:
+        """With these groups first, if they are among the options."""
+        found = [one for one in self.options if one[0] == groups]
+        if not found:
+            return self
+        rest = tuple(one for one in self.options if one[0] != groups)
+        return Relation(self.kind, found[0][1], self.factors, (*found, *rest))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Errors that are rounding.
+
+    Attributes:
+        relative: of the largest expected element.
+        least: of everything.
+    """
+
+    relative: float
+    least: float
+
+    def near(self, a: np.ndarray, b: np.ndarray) -> bool:
+        """True if two arrays are equal up to rounding."""
+        if a.shape != b.shape:
+            return False
+        if not a.size:
+            return True
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = np.abs(a - b).max()
+        return bool(gap <= self.relative * np.abs(b).max() + self.least)
+
+
+def related(
+    given: Arrays, expected: Mapping[int, np.ndarray], scale: Scale, groups: Sequence[Groups] = ()
+) -> Relation:
+    """The relation of values by rank to expected ones.
+
+    Args:
+        groups: partitions of ranks that are tried first.
+    """
+    ranks = sorted(expected)
+    values = {r: given.get(r) for r in ranks}
+    zeros = {r: np.zeros_like(expected[r]) for r in ranks}
+    found = {r: zeros[r] if values[r] is None else values[r] for r in ranks}
+    if any(found[r].shape != expected[r].shape for r in ranks):
+        return Relation(Kind.OTHER)
+    if all(scale.near(found[r], expected[r]) for r in ranks):
+        return Relation(Kind.EQUAL)
+    if all(values[r] is None or scale.near(found[r], zeros[r]) for r in ranks):
+        return Relation(Kind.NONE)
+    factors = {r: _factor(found[r], expected[r], scale) for r in ranks}
+    if all(one is not None for one in factors.values()):
+        plain = {r: float(one) for r, one in factors.items() if one is not None}
+        sums = _sums(found, expected, scale, groups)
+        same = max(plain.values()) - min(plain.values()) <= 1e-6 * max(map(abs, plain.values()))
+        if same:
+            return Relation(Kind.FACTOR, plain[ranks[0]])
+        if sums and abs(sums[0][1] - 1) < 1e-6 and 0.0 in [round(k, 9) for k in plain.values()]:
+            return Relation(Kind.UNSUMMED, sums[0][1], options=sums)  # one rank has it all
+        return Relation(Kind.FACTOR, factors=plain)
+    if sums := _sums(found, expected, scale, groups):
+        return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
+    if _rearranged(found, expected, scale):
+        return Relation(Kind.SHARD)
+    return Relation(Kind.OTHER)
+
+
+def _factor(given: np.ndarray, expected: np.ndarray, scale: Scale) -> float | None:
+    """k such that the values are k times the expected ones."""
+    square = float((np.abs(expected) ** 2).sum())
+    if square <= scale.least**2 * max(expected.size, 1):
+        return 1.0 if scale.near(given, expected) else None
+    k = float((given * expected.conj()).sum().real) / square
+    return k if scale.near(given, k * expected) else None
+
+
+def _sums(
+    given: Mapping[int, np.ndarray],
+    expected: Mapping[int, np.ndarray],
+    scale: Scale,
+    groups: Sequence[Groups],
+) -> tuple[tuple[Groups, float], ...]:
+    """Partitions over whose groups the values sum up to the expected ones, with a factor."""
+    found = []
+    for partition in partitions(sorted(expected), groups):
+        factors = []
+        for group in partition:
+            wanted = expected[group[0]]
+            if len(group) < 2 or not all(scale.near(expected[r], wanted) for r in group):
+                break
+            k = _factor(sum(given[r] for r in group), wanted, scale)  # type: ignore[arg-type]
+            if k is None or abs(k) < 1e-9:
+                break
+            factors.append(k)
+        else:
+            if max(factors) - min(factors) <= 1e-6 * max(map(abs, factors)):
+                found.append((partition, factors[0]))
+    return tuple(sorted(found, key=lambda one: abs(one[1] - 1) > 1e-6))
+
+
+def partitions(ranks: Sequence[int], first: Sequence[Groups] = ()) -> Iterator[Groups]:
+    """Partitions of ranks into groups of one size, as the axes of meshes have them."""
+    done = set()
+    n = len(ranks)
+    made = [*first, (tuple(ranks),)]
+    for size in range(2, n):
+        if n % size == 0:
+            for stride in (s for s in range(1, n // size + 1) if n % (size * s) == 0):
+                made.append(
+                    tuple(
+                        tuple(ranks[base + offset + stride * k] for k in range(size))
+                        for base in range(0, n, size * stride)
+                        for offset in range(stride)
+                    )
+                )
+    for one in made:
+        partition = tuple(sorted(one))
+        if partition not in done and sorted(r for group in partition for r in group) == [*ranks]:
+            done.add(partition)
+            yield partition
+
+
+def _rearranged(
+    given: Mapping[int, np.ndarray], expected: Mapping[int, np.ndarray], scale: Scale
+) -> bool:
+    """True if all elements are expected ones, of other places or ranks."""
+    everything = np.concatenate([expected[r].ravel() for r in sorted(expected)])
+    if np.iscomplexobj(everything) or everything.size < 4:
+        return False
+    index = Index(everything, scale)
+    return all(index.has(given[r].ravel()) for r in given)
+
+
+class Index:
+    """The elements of a tensor, sorted, to be found by their values."""
+
+    def __init__(self, whole: np.ndarray, scale: Scale) -> None:
+        self.whole = whole
+        flat = whole.ravel()
+        self.flat = flat
+        self.order = np.argsort(flat, kind="stable")
+        self.sorted = flat[self.order]
+        largest = float(np.abs(flat).max()) if flat.size else 0.0
+        self.gap = scale.relative * largest + scale.least
+        with np.errstate(invalid="ignore"):
+            steps = np.diff(self.sorted)
+        self.distinct = 1.0 + float((steps > self.gap).sum()) if flat.size else 0.0
+
+    @property
+    def varied(self) -> bool:
+        """True if at least half of the elements differ from each other."""
+        return self.distinct * 2 >= self.flat.size
+
+    def positions(self, values: np.ndarray) -> np.ndarray | None:
+        """Positions of values in C order; None if one is not there."""
+        if not self.flat.size or not np.isfinite(values).all():
+            return None
+        at = np.searchsorted(self.sorted, values)
+        low, high = np.clip(at - 1, 0, None), np.clip(at, None, self.flat.size - 1)
+        nearer = np.abs(self.sorted[low] - values) < np.abs(self.sorted[high] - values)
+        nearest = np.where(nearer, low, high)
+        if np.any(np.abs(self.sorted[nearest] - values) > self.gap):
+            return None
+        return np.asarray(self.order[nearest])
+
+    def has(self, values: np.ndarray) -> bool:
+        return self.positions(values) is not None
+
+    def selection(self, part: np.ndarray, scale: Scale) -> np.ndarray | None:
+        """For each element of a part its position in the whole, flat; None if it is no part."""
+        whole = self.whole
+        if part.size > whole.size or not part.size or part.dtype.kind != whole.dtype.kind:
+            return None
+        if part.shape == whole.shape and scale.near(part, whole):
+            return np.arange(whole.size).reshape(whole.shape)
+        if np.iscomplexobj(whole) or part.size < 2:
+            return None
+        peak = part.ravel()[np.abs(part).argmax()]
+        if not self.has(np.array([peak])):
+            return None
+        if part.size == whole.size and scale.near(part.reshape(whole.shape), whole):
+            return np.arange(whole.size).reshape(part.shape)
+        for block in blocks(part.shape, whole.shape):
+            if scale.near(part, whole[block]):
+                return np.arange(whole.size).reshape(whole.shape)[block]
+        if not self.varied:
+            return None
+        found = self.positions(part.ravel())
+        if found is None or len(set(found.tolist())) * 2 < found.size:
+            return None
+        return found.reshape(part.shape)
+
+
+def blocks(part: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Slices of a shape that have another one: contiguous ones, and every k-th along a dimension."""
+    if len(part) != len(whole) or any(a > b for a, b in zip(part, whole, strict=True)):
+        return
+    cut = [d for d, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b]
+    if not cut or len(cut) > 2:
+        return
+    ways = []
+    for d in cut:
+        offsets = [slice(k, k + part[d]) for k in range(whole[d] - part[d] + 1)]
+        step = -(-whole[d] // part[d]) if part[d] else 1
+        if step > 1:
+            offsets += [slice(k, None, step) for k in range(step)
+                        if len(range(k, whole[d], step)) == part[d]]  # fmt: skip
+        ways.append(offsets)
+    for chosen in product(*ways):
+        found = [slice(None)] * len(whole)
+        for d, one in zip(cut, chosen, strict=True):
+            found[d] = one
+        yield tuple(found)

@@ -1,0 +1,221 @@
+"""One step of a twin and of a parallel model on this rank, recorded. Collective."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from linop.errors import ArgumentError
+from linop.testing.parallel.programs import Program
+from linop.testing.parallel.recorder import Recorder, numbers
+from linop.testing.parallel.records import Parameter, Record
+
+SEED = 20_240
+_WRAPPERS = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def recorded(
+    program: Program, dtype: torch.dtype, trace: bool = True
+) -> tuple[Record, Record | None]:
+    """One step of the parallel model on this rank and, on rank 0, of the twin.
+
+    Args:
+        dtype: of the numbers, torch's default while models are built.
+        trace: False to record results alone.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with _numbers_of(dtype):
+        twin = _converted(_built("twin", program.twin), dtype)
+        before = copy.deepcopy(twin)
+        net = _built("model", program.model, twin)
+        _check_apart(net, twin)
+        batch = _converted(program.batch(), dtype)
+        mine = batch if program.mine is None else program.mine(batch, rank, world)
+        record = _step(net, _own_step(program), mine, rank, trace, program.optimizer)
+        reference = _step(before, _twins_step(program), batch, rank, trace, program.optimizer)
+        for name, one in record.parameters.items():
+            theirs = reference.parameters.get(name)
+            if theirs is not None:
+                one.expected = _expected(program.shard, name, theirs, rank, world)
+    return record, reference if rank == 0 else None
+
+
+def _built(what: str, make: Callable[..., Any], *args: Any) -> Any:
+    torch.manual_seed(SEED)
+    found = make(*args)
+    if not isinstance(found, torch.nn.Module):
+        raise ArgumentError(
+            f"{what}() returned {type(found).__name__}, a torch.nn.Module expected: the part of the "
+            f"model that this rank holds"
+        )
+    return found
+
+
+def _check_apart(net: torch.nn.Module, twin: torch.nn.Module) -> None:
+    theirs = {id(one): name for name, one in twin.named_parameters()}
+    for name, one in net.named_parameters():
+        if id(one) in theirs:
+            raise ArgumentError(
+                f"model(twin): its parameter {name!r} is the twin's own {theirs[id(one)]!r}; the "
+                f"parallel model needs tensors of its own (copy.deepcopy(twin), or .clone())"
+            )
+
+
+@contextmanager
+def _numbers_of(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _converted(value: Any, dtype: torch.dtype) -> Any:
+    """With its floating-point numbers in a dtype; complex ones in that of their parts."""
+    if isinstance(value, torch.nn.Module):
+        return value.to(dtype)
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _converted(one, dtype) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        made = [_converted(one, dtype) for one in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return value
+
+
+def _own_step(program: Program) -> Callable[[Any, Any], Any]:
+    if program.step is not None:
+        return program.step
+    return _twins_step(program)
+
+
+def _twins_step(program: Program) -> Callable[[Any, Any], Any]:
+    def step(model: Any, batch: Any) -> Any:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise ArgumentError(
+                f"batch() returned {type(batch).__name__}, a tuple of the input and the target "
+                f"expected"
+            )
+        value = program.loss(_output(model, batch[0]), batch[1])
+        value.backward()
+        return value
+
+    return step
+
+
+def _output(model: Any, given: Any) -> Any:
+    if isinstance(given, dict):
+        return model(**given)
+    return model(*given) if isinstance(given, tuple) else model(given)
+
+
+def _step(
+    net: torch.nn.Module,
+    step: Callable[[Any, Any], Any],
+    batch: Any,
+    rank: int,
+    trace: bool,
+    optimizer: Callable[[Any], Any] | None,
+) -> Record:
+    recorder = Recorder()
+    named = {plain_name(name): one for name, one in net.named_parameters(remove_duplicate=False)}
+    buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}
+    values = {name: _whole(one) for name, one in {**named, **buffers}.items()}
+    left: dict[str, list[Any]] = {name: [] for name in named}
+    removed = [
+        one.register_post_accumulate_grad_hook(_keeping(left[name]))
+        for name, one in named.items()
+        if one.requires_grad and one.is_leaf
+    ]
+    torch.manual_seed(SEED)
+    with recorder.recording(net) if trace else nullcontext():
+        loss = step(net, batch)
+        if trace:
+            recorder.finished()
+    for hook in removed:
+        hook.remove()
+    gradients = {name: None if one.grad is None else _whole(one.grad) for name, one in named.items()}
+    trained = [one for one in dict.fromkeys(net.parameters()) if one.requires_grad]
+    if trained:
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        make(trained).step()
+    parameters = {
+        name: Parameter(
+            name,
+            values[name],
+            [one for one in left.get(name, ()) if one is not None],
+            gradients.get(name),
+            _whole(one),
+            name in buffers,
+            one.requires_grad,
+            str(one.dtype).removeprefix("torch."),
+            line=recorder.lines.get(name, ""),
+        )
+        for name, one in {**named, **buffers}.items()
+    }
+    return Record(
+        rank,
+        float(loss.detach() if isinstance(loss, torch.Tensor) else loss),
+        recorder.tensors,
+        recorder.calls,
+        recorder.collectives,
+        parameters,
+        recorder.notes,
+        {plain_name(name): type(one).__name__ for name, one in net.named_modules()},
+    )
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or module without the wrappers of data parallelism, compilation and
+    checkpointing."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS[1:]).removeprefix(
+        "module."
+    )
+
+
+def _keeping(values: list[Any]) -> Callable[[torch.Tensor], None]:
+    def keep(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            with torch._C.DisableTorchFunction():
+                values.append(numbers(parameter.grad))
+
+    return keep
+
+
+def _whole(tensor: torch.Tensor) -> np.ndarray:
+    """All numbers of a tensor; of a DTensor those of the global one. Collective."""
+    full = getattr(tensor, "full_tensor", None)
+    with torch.no_grad():
+        found = numbers(tensor if full is None else full())
+    if found is None:
+        raise ArgumentError(
+            f"a parameter of {tensor.numel():,} numbers is too large to be compared; check a "
+            f"smaller configuration of the model"
+        )
+    return found
+
+
+def _expected(
+    shard: Callable[[str, Any, int, int], Any] | None,
+    name: str,
+    theirs: Parameter,
+    rank: int,
+    world: int,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray] | None:
+    if shard is None or theirs.buffer:
+        return None
+
+    def cut(value: np.ndarray | None) -> Any:
+        if value is None:
+            return None
+        return np.array(shard(name, torch.from_numpy(value), rank, world))
+
+    return cut(theirs.value), cut(theirs.gradient), cut(theirs.after)
