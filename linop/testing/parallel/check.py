@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from linop.errors import ArgumentError, MissingExtraError
+from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel import forward
 from linop.testing.parallel.diagnosis import Context, diagnosed, factor_text, program_groups
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
 from linop.testing.parallel.programs import Program, of_file
+from linop.testing.parallel.proofs import pairs
 from linop.testing.parallel.records import Record
 from linop.testing.parallel.relations import Kind, Relation
 
 SECONDS = 120.0
+Records = tuple[list[Record], Record]
+"""Of all ranks, and of the twin."""
 
 
 def check_parallel(
@@ -94,8 +98,27 @@ def check_parallel(
             return None
     else:
         wanted = workers or _world(program) or 2
-        found = processes.run(program, wanted, dtype, seconds, True)
-    return report(name, *found, seconds=time.monotonic() - begun)
+        found, failed = _run(program, wanted, dtype, seconds)
+    made = report(name, *found, seconds=time.monotonic() - begun)
+    return made if not failed else replace(made, notes=(*made.notes, failed))
+
+
+def _run(
+    program: Program | str, workers: int, dtype: str, seconds: float
+) -> tuple[Records, str]:
+    """The records of a program, and a note if it ends without being looked at alone."""
+    from linop.testing.parallel import processes
+
+    try:
+        return processes.run(program, workers, dtype, seconds, True), ""
+    except BackendError as error:
+        first = error
+    try:
+        found = processes.run(program, workers, dtype, seconds, False)
+    except BackendError:
+        raise first from None
+    text = str(first).strip().splitlines()[-1]
+    return found, f"no places are given: the program cannot be looked at while it runs ({text})"
 
 
 def assert_parallel(*args: Any, **keywords: Any) -> None:
@@ -150,10 +173,11 @@ def report(
     found = compared(ranks, twin, allowed, groups)
     equal_loss, loss_text = loss(ranks, twin, allowed)
     wrong = [one for one in found if one.gradient.kind is not Kind.EQUAL]
-    other_buffers = buffers(ranks, twin, allowed)
+    other_buffers, kept = buffers(ranks, twin, allowed)
     findings: list[Finding] = []
     locations = Locations(ranks, twin, allowed.values, allowed.gradients, groups)
-    context = Context({one.rank: one for one in ranks}, twin, locations, names, {})
+    proven, broken = pairs(locations)
+    context = Context({one.rank: one for one in ranks}, twin, locations, names, broken)
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
@@ -162,6 +186,8 @@ def report(
     findings += _of_values(found, wrong)
     verdicts = {one.name: _verdict(one, context, findings) for one in found}
     notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
+    if kept:
+        notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
     passed = equal_loss and not wrong and not other_buffers and not findings
     return ParallelReport(
         name,
@@ -173,6 +199,7 @@ def report(
         tuple(findings),
         tuple(other_buffers),
         allowed.text,
+        pairs=tuple(one.undecided() if passed and one.proven is False else one for one in proven),
         notes=tuple(notes),
         seconds=seconds,
     )

@@ -93,7 +93,7 @@ def _popular(relations: Iterable[Relation]) -> Groups:
 def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     final = one.gradient.preferring(popular)
     left = one.left.preferring(popular) if one.left is not None else None
-    if left is not None and not _alike(left, final):
+    if left is not None and (_moved_gradients(context, one) or not _alike(left, final)):
         if finding := _after_the_pass(context, one, left, final):
             return finding
     start = left if left is not None and left.kind is not Kind.EQUAL else final
@@ -104,13 +104,18 @@ def _alike(a: Relation, b: Relation) -> bool:
     return a.kind is b.kind and a.options == b.options and abs(a.factor - b.factor) < 1e-6
 
 
+def _moved_gradients(context: Context, one: Compared) -> list[Collective]:
+    """Collectives of the gradient of a parameter."""
+    everything = (c for record in context.ranks.values() for c in record.collectives)
+    return [c for c in everything if c.parameter == one.name]
+
+
 def _after_the_pass(
     context: Context, one: Compared, left: Relation, final: Relation
 ) -> Finding | None:
     """A fault of what the program does to gradients after the backward pass; None if the pass left
     a wrong one."""
-    moved = [c for record in context.ranks.values() for c in record.collectives
-             if c.parameter == one.name]  # fmt: skip
+    moved = _moved_gradients(context, one)
     if left.kind is Kind.UNSUMMED and moved:
         groups = tuple(sorted({tuple(sorted(c.ranks)) for c in moved}))
         if groups not in [each for each, _ in left.options]:
@@ -120,7 +125,7 @@ def _after_the_pass(
                 Kind.WRONG_RANKS,
                 f"over {over}, instead of {text}",
                 (one.name,),
-                _at(moved[0], _module(one.name)),
+                _at(moved[0], ""),
                 f"all-reduce over {text}",
                 f"After the backward pass each rank has a term of this gradient, and the terms of "
                 f"{text} sum up to the twin's; the all-reduce runs over {over}.",
@@ -143,7 +148,7 @@ def _after_the_pass(
         else "The backward pass leaves it right; what the program does to it afterwards does not."
     )
     operator = "all-reduce of that number" if per_rank else ""
-    place = Place(_module(one.name), line, text)
+    place = Place("", line, text)
     return Finding(final.kind, what, (one.name,), place, operator, why)
 
 
@@ -156,6 +161,8 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             continue
         if found := way.broken_pair(start):
             return _broken(context, one, final, found, rank)
+        if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
+            return _copied(context, one, way, start, call)
         turn = way.turn(start)
         if turn is not None:
             return _turned(context, one, way, start, final, *turn)
@@ -199,28 +206,31 @@ def _turned(
     way: Way,
     start: Relation,
     final: Relation,
-    here: Location,
+    here: Location | None,
     call: Call | None,
 ) -> Finding:
     """The fault at a place where a right gradient becomes a wrong one: `here` has the wrong one,
     and `call` used it."""
     kind = final.kind if final.kind is not Kind.EQUAL else start.kind
+    if kind is Kind.OTHER and here is not None and here.gradient is not None:
+        kind = here.gradient.kind
     groups = groups_text(start.groups, context.names) if start.groups else ""
-    place = Place(call.module if call else here.key[1], *_line(call, here))
+    place = _place(call, here)
     name = _used_name(call, way) if call else ""
     if kind is Kind.UNSUMMED:
         what = f"the input of {name}" if name else "this tensor"
+        form = here.form if here is not None else "on several ranks"
         return Finding(
             kind,
             f"over {groups}",
             (one.name,),
             place,
             f"all-reduce over {groups}, in the backward pass",
-            f"{what[0].upper()}{what[1:]} is {here.form}, and {groups} use it for different parts "
+            f"{what[0].upper()}{what[1:]} is {form}, and {groups} use it for different parts "
             f"of the model: its gradient is the sum of theirs, an all-reduce, and none ran.",
         )
     if kind is Kind.NONE:
-        moved = way.collective_of(here)
+        moved = way.collective_of(here) if here is not None else None
         by = f"the {moved.name.replace('_', '-')} at {moved.line}" if moved else "what uses it"
         if moved:
             place = _at(moved, place.module)
@@ -245,13 +255,32 @@ def _turned(
     return Finding(kind, _detail(final, context), (one.name,), place, operator, why)
 
 
+def _copied(context: Context, one: Compared, way: Way, start: Relation, call: Call) -> Finding:
+    groups = groups_text(start.groups, context.names)
+    there = ", ".join(dict.fromkeys(_titles(way.movements(call)[0])))
+    adjoint = "sum-reduce" if "broadcast" in there else "reduce-scatter"
+    return Finding(
+        Kind.UNSUMMED,
+        f"over {groups}",
+        (one.name,),
+        Place(call.module, call.line, call.text),
+        f"{adjoint} over {groups}, in the backward pass of {call.name}",
+        f"Forward: {there}. Each rank's copy is used for another part, so the adjoint is the "
+        f"{adjoint} of their gradients; nothing is moved backward.",
+    )
+
+
 def _broken(
     context: Context, one: Compared, final: Relation, found: tuple[Call, str], rank: int
 ) -> Finding:
     call, sentence = found
-    del rank
+    kind = final.kind
+    if kind is Kind.OTHER:
+        at = context.locations.at.get((rank, call.inputs[0])) if call.inputs else None
+        if at is not None and at.gradient is not None and at.gradient.kind is not Kind.EQUAL:
+            kind = at.gradient.kind
     return Finding(
-        final.kind,
+        kind,
         _detail(final, context),
         (one.name,),
         Place(call.module, call.line, call.text),
@@ -270,6 +299,8 @@ class Way:
         self.context, self.rank = context, rank
         self.record = context.ranks[rank]
         self.used = uses(self.record)
+        self._start: list[int] = []
+        self._beside: dict[int, list[int]] = {}
         self.numbers = self._downstream(name)
         at = context.locations.at
         found = [at.get((rank, number)) for number in self.numbers]
@@ -283,6 +314,7 @@ class Way:
         for one in record.tensors:
             for source in one.sources:
                 beside.setdefault(source, []).append(one.number)
+        self._start, self._beside = start, beside
         found, waiting = set(start), list(start)
         while waiting:
             number = waiting.pop()
@@ -293,20 +325,50 @@ class Way:
                     waiting.append(other)
         return sorted(found)
 
-    def turn(self, start: Relation) -> tuple[Location, Call | None] | None:
-        """The tensor nearest to the loss whose gradient is wrong as that of the parameter is, and
-        the call that used it."""
-        bad = [
-            one
-            for one in self.locations
-            if one.gradient is not None and self._as_wrong(one, start)
-        ]
+    def turn(self, start: Relation) -> tuple[Location | None, Call | None] | None:
+        """The last tensor on the way from the parameter to the loss whose gradient is wrong as that
+        of the parameter is, before one whose gradient is not; and the call that used it. The tensor
+        is None if no known one has a wrong gradient, and data are moved before the first that is
+        known."""
+        bad = [one for one in self._run(start) if one.gradient is not None]
         if not bad:
-            return None
+            calls = [call for number in self._start for call in self._until_known(number)]
+            moving = [call for call in calls if any(self.movements(call))]
+            changes = start.kind in (Kind.FACTOR, Kind.OTHER, Kind.SHARD, Kind.NONE)
+            return (None, moving[0]) if moving and changes else None
         last = max(bad, key=lambda one: self.numbers.index(one.numbers[self.rank]))
         calls = self._until_known(last.numbers[self.rank])
         moving = [call for call in calls if any(self.movements(call))]
         return last, (moving or calls or [None])[0]
+
+    def _run(self, start: Relation) -> list[Location]:
+        """Tensors that are computed from the parameter by way of tensors with wrong gradients, or
+        unknown ones."""
+        found: list[Location] = []
+        waiting = list(self._start)
+        done = set(waiting)
+        while waiting:
+            number = waiting.pop()
+            at = self.context.locations.at.get((self.rank, number))
+            if at is not None and at.gradient is not None and number not in self._start:
+                if not self._as_wrong(at, start):
+                    continue
+                found.append(at)
+            following = [n for call in self.used.get(number, ()) for n in call.outputs]
+            for other in (*following, *self._beside.get(number, ())):
+                if other not in done:
+                    done.add(other)
+                    waiting.append(other)
+        return found
+
+    def calls_of(self, start: Relation) -> list[Call]:
+        """Calls on that way, in order."""
+        numbers = {one.numbers[self.rank] for one in self._run(start)} | set(self._start)
+        return [
+            call
+            for call in self.record.calls
+            if call.inside < 0 and call.phase == FORWARD and numbers.intersection(call.inputs)
+        ]
 
     def _until_known(self, number: int) -> list[Call]:
         """Calls that compute from a tensor what no tensor of the twin is, and the first that is
@@ -340,14 +402,20 @@ class Way:
         return gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
 
     def broken_pair(self, start: Relation) -> tuple[Call, str] | None:
-        """A call on the way whose backward is not the adjoint of its forward."""
-        del start
-        numbers = set(self.numbers)
-        for call in reversed(self.record.calls):
-            if call.custom and numbers.intersection(call.inputs):
-                sentence = self.context.broken.get((self.rank, call.number))
-                if sentence is not None:
-                    return call, sentence
+        """A call on the way whose backward is not the adjoint of its forward, the first from the
+        parameter whose result has a right gradient."""
+        for call in self.calls_of(start):
+            sentence = self.context.broken.get((self.rank, call.number))
+            if sentence is not None:
+                return call, sentence
+        return None
+
+    def copying(self, start: Relation) -> Call | None:
+        """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
+        for call in self.calls_of(start):
+            there, back = self.movements(call)
+            if call.custom and not back and {c.name for c in there} & {"broadcast", "all_gather"}:
+                return call
         return None
 
     def movements(self, call: Call) -> tuple[list[Collective], list[Collective]]:
@@ -443,8 +511,10 @@ def _used_name(call: Call, way: Way) -> str:
     return _module(names[0]) or names[0] if names else call.name
 
 
-def _line(call: Call | None, here: Location) -> tuple[str, str]:
-    return (call.line, call.text) if call is not None else (here.key[2], "")
+def _place(call: Call | None, here: Location | None) -> Place:
+    if call is not None:
+        return Place(call.module, call.line, call.text)
+    return Place(here.key[1], here.key[2]) if here is not None else Place()
 
 
 def _at(moved: Collective, module: str) -> Place:

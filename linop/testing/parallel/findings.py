@@ -90,8 +90,8 @@ class ParallelReport:
         findings: faults; of each the parameters that it makes wrong.
         buffers: buffers whose values differ after the step.
         tolerance: the error that is taken for rounding.
-        spaces: the inferred form of tensors between which collectives move data.
-        pairs: forward and backward movements, and whether they are an operator and its adjoint.
+        pairs: forward and backward movements, the inferred spaces between which they move data, and
+            whether they are an operator and its adjoint there.
         notes: what was changed or left out.
     """
 
@@ -104,7 +104,6 @@ class ParallelReport:
     findings: tuple[Finding, ...] = ()
     buffers: tuple[str, ...] = ()
     tolerance: str = ""
-    spaces: tuple[str, ...] = ()
     pairs: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
@@ -127,8 +126,6 @@ class ParallelReport:
             f"  tolerance: {self.tolerance}",
         ]
         lines += [_indented(f"{k}. {one}") for k, one in enumerate(self.findings, 1)]
-        if self.spaces:
-            lines += ["  inferred:", *(f"    {one}" for one in self.spaces)]
         if self.pairs:
             lines += ["  movements and their adjoints:", *(f"    {one}" for one in self.pairs)]
         return "\n".join([*lines, *(f"  note: {one}" for one in self.notes)])
@@ -143,7 +140,6 @@ class ParallelReport:
             },
             "findings": [one.as_dict() for one in self.findings],
             "buffers": list(self.buffers),
-            "spaces": list(self.spaces),
             "pairs": [one.as_dict() for one in self.pairs],
             "notes": list(self.notes),
         }

@@ -26,7 +26,8 @@ def origin(context: Context, parameters: tuple[str, ...]) -> Finding:
     if call is None:
         return _of_the_loss(context, parameters)
     tensors = context.twin.tensors
-    own = [tensors[n].parameter for n in call.inputs if tensors[n].parameter]
+    named = [tensors[n].parameter for n in call.inputs if tensors[n].parameter]
+    own = [name for name in named if not context.twin.parameters[name].buffer]
     theirs = _counterpart(context, call, own)
     place = Place(call.module, *((theirs.line, theirs.text) if theirs else (call.line, call.text)))
     name = own[0] if own else ""
@@ -218,8 +219,11 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
     if last is not None:
         rank = min(last.numbers)
         used = uses(context.ranks[rank]).get(last.numbers[rank], [])
-        if used:
-            place = Place(used[-1].module, used[-1].line, used[-1].text)
+        following = [c for c in context.ranks[rank].calls if used and c.number >= used[-1].number
+                     and c.phase == FORWARD and c.name not in ("detach", "clone")]  # fmt: skip
+        if following:
+            at = following[-1]
+            place = Place(at.module, at.line or used[-1].line, at.text or used[-1].text)
         gradient = last.gradient
         if gradient is not None and gradient.kind is Kind.FACTOR:
             kind = Kind.FACTOR

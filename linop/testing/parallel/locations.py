@@ -72,6 +72,7 @@ class Locations:
             if one.value is not None and one.value.dtype.kind in "fc" and one.value.size
         }
         self._about = _first_uses(twin)
+        self.used = {rank: uses(record) for rank, record in self.ranks.items()}
         self.all = self._found()
         self.at: dict[tuple[int, int], Location] = {
             (rank, number): one for one in self.all for rank, number in one.numbers.items()
@@ -91,6 +92,21 @@ class Locations:
                 self._match(one, tensors)
                 found.append(one)
         return sorted(found, key=lambda one: one.order)
+
+    def known_after(self, rank: int, number: int) -> list[Location]:
+        """The first tensors that are computed from one, on a rank, whose gradients are known beside
+        the twin's."""
+        found, waiting, done = [], [number], {number}
+        while waiting:
+            for call in self.used[rank].get(waiting.pop(), ()):
+                for output in call.outputs:
+                    at = self.at.get((rank, output))
+                    if at is not None and at.gradient is not None:
+                        found.append(at)
+                    elif output not in done:
+                        done.add(output)
+                        waiting.append(output)
+        return found
 
     def tensors(self, one: Location) -> dict[int, Tensor]:
         return {rank: self.ranks[rank].tensors[number] for rank, number in one.numbers.items()}

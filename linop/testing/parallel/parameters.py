@@ -177,21 +177,21 @@ def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) ->
     )
 
 
-def buffers(ranks: Sequence[Record], twin: Record, allowed: Tolerances) -> list[str]:
-    """Buffers of floating-point numbers whose values after the step are not the twin's, by name;
-    cut ones are compared where their values tell the part."""
-    found = []
+def buffers(
+    ranks: Sequence[Record], twin: Record, allowed: Tolerances
+) -> tuple[list[str], list[str]]:
+    """Buffers of floating-point numbers that a step leaves at other values than the twin's, by name,
+    and those that it does not change though it changes the twin's. Cut ones are not compared."""
+    wrong, kept = [], []
     for name, one in twin.parameters.items():
         if not one.buffer or one.after.dtype.kind not in "fc":
             continue
-        for record in ranks:
-            mine = record.parameters.get(name)
-            if mine is None or mine.after.shape != one.after.shape:
-                continue
-            if not allowed.values.near(mine.after, one.after):
-                found.append(name)
-                break
-    return found
+        mine = [r.parameters[name] for r in ranks if name in r.parameters]
+        mine = [p for p in mine if p.after.shape == one.after.shape]
+        if all(allowed.values.near(p.after, one.after) for p in mine):
+            continue
+        (kept if all(np.array_equal(p.after, p.value) for p in mine) else wrong).append(name)
+    return wrong, kept
 
 
 def loss(ranks: Sequence[Record], twin: Record, allowed: Tolerances) -> tuple[bool, str]:

@@ -17,7 +17,9 @@ from linop.errors import ArgumentError, BackendError
 from linop.testing.parallel import records
 from linop.testing.parallel.programs import Program
 from linop.testing.parallel.rank import take_part
+from linop.testing.parallel.shadows import Lifted, Moved
 
+allow(Lifted, Moved)
 allow(records.Tensor, records.Call, records.Collective, records.Parameter, records.Record)
 
 Records = tuple[list[records.Record], records.Record]

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linop.testing.parallel.collectives import described
+from linop.testing.parallel.shadows import Lifted, Shadows
 from linop.testing.parallel.records import AFTER, BACKWARD, FORWARD, Call, Collective, Tensor
 
 LARGEST = 2**22
@@ -110,6 +111,9 @@ class Recorder:
         self._parameters: dict[str, torch.Tensor] = {}
         self._grads: dict[int, str] = {}
         """Names of parameters by the storage of their gradients."""
+        self.lifted: list[Lifted] = []
+        self._shadows: list[Shadows] = []
+        self.is_aside = False
         self.lines: dict[str, str] = {}
         """Lines that changed gradients of parameters in place, by their names."""
 
@@ -170,26 +174,64 @@ class Recorder:
             Function.apply = before
 
     @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Context of work of our own, which is not recorded."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            with torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self.is_aside = before
+
+    @contextmanager
     def applying(self, name: str, args: Any, kwargs: Any) -> Iterator[Callable[[Any], Any]]:
         """Context of a call of an `autograd.Function`; yields a function to be given its result."""
-        call = self._call(name, list(_tensors((args, kwargs))))
+        given = list(_tensors((args, kwargs)))
+        call = self._call(name, given)
         call.custom = True
         self._functions.append(call.number)
+        with self.aside():
+            self._shadows.append(Shadows(call.number, False, given))
 
         def finish(result: Any) -> Any:
             found = list(_tensors(result))
-            for one in found:
-                self._changed(one)
+            with self.aside():
+                self.lifted.append(self._shadows[-1].finish(found))
+                for one in found:
+                    self._changed(one)
             call.outputs = [self.seen(one, call.number) for one in found]
-            for one in found:
-                if one.grad_fn is not None:
-                    self._nodes[one.grad_fn] = call.number
+            nodes = dict.fromkeys(one.grad_fn for one in found if one.grad_fn is not None)
+            for node in nodes:
+                self._nodes[node] = call.number
+                self._follow(node, call.number)
             return result
 
         try:
             yield finish
         finally:
             self._functions.pop()
+            self._shadows.pop()
+
+    def _follow(self, node: Any, call: int) -> None:
+        """Look at what the backward of a function does."""
+
+        def begin(gradients: Any) -> None:
+            with self.aside():
+                self._shadows.append(Shadows(call, True, gradients))
+
+        def end(inputs: Any, outputs: Any) -> None:
+            del outputs
+            if self._shadows:
+                with self.aside():
+                    self.lifted.append(self._shadows.pop().finish(inputs))
+
+        node.register_prehook(begin)
+        node.register_hook(end)
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation of torch has run."""
+        for shadows in self._shadows:
+            shadows.operation(func, args, kwargs, result)
 
     def _changed(self, tensor: torch.Tensor) -> None:
         """Something that torch does not count has changed the tensor: it is another one now."""
@@ -238,7 +280,7 @@ class Recorder:
         key = id(tensor), tensor._version
         number = self._numbers.get(key)
         if number is None:
-            with torch._C.DisableTorchFunction():
+            with self.aside():
                 number = self._numbers[key] = self._new(tensor, call)
         return number
 
@@ -259,8 +301,17 @@ class Recorder:
                 if call < 0:
                     record.sources = tuple(self._sources(tensor.grad_fn))
                 self._made.setdefault((tensor.grad_fn, tensor.output_nr), number)
-            tensor.register_hook(_adding(record))
+            tensor.register_hook(self._adding(record))
         return number
+
+    def _adding(self, record: Tensor) -> Callable[[torch.Tensor], None]:
+        def add(gradient: torch.Tensor) -> None:
+            with self.aside():
+                value = numbers(gradient)
+            if value is not None:
+                record.gradient = value if record.gradient is None else record.gradient + value
+
+        return add
 
     def _name(self, tensor: torch.Tensor) -> str:
         """The name of the parameter that a tensor is, or is a view of."""
@@ -299,7 +350,9 @@ class Recorder:
         }
 
     def finished(self) -> None:
-        """Let go of the program's tensors."""
+        """Let go of the program's tensors, and of functions without collectives."""
+        moving = {one.call for one in self.lifted if one.moved}
+        self.lifted = [one for one in self.lifted if one.call in moving]
         for kept in (self._kept, self._numbers, self._nodes, self._made, self._parameters):
             kept.clear()
 
@@ -319,7 +372,9 @@ class Recorder:
         }
         for one in found.changed:
             self._changed(one)
-        with torch._C.DisableTorchFunction():
+        for shadows in self._shadows:
+            shadows.collective(len(self.collectives), found.tensors, found.changed)
+        with self.aside():
             arrays = [numbers(one) for one in found.tensors]
         kept = [one.reshape(-1) for one in arrays if one is not None]
         self.collectives.append(
@@ -334,16 +389,6 @@ class Recorder:
     def _parameter(self, tensors: Sequence[torch.Tensor]) -> str:
         named = {self._grads.get(_storage(one), "") for one in tensors}
         return named.pop() if len(named) == 1 else ""
-
-
-def _adding(record: Tensor) -> Callable[[torch.Tensor], None]:
-    def add(gradient: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():
-            value = numbers(gradient)
-        if value is not None:
-            record.gradient = value if record.gradient is None else record.gradient + value
-
-    return add
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -436,9 +481,14 @@ class _Moves(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._recorder.is_aside:
+            return func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
             self._recorder.moved(func, args)
-        return func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._recorder.operation(func, args, kwargs or {}, result)
+        return result
 
 
 __all__ = ["Recorder", "dist", "local", "numbers", "resolve_name", "users_line"]

@@ -145,6 +145,7 @@ class Record:
         loss: its value.
         notes: what was changed in the program so that it can be compared.
         modules: paths of modules, and their classes.
+        lifted: of `autograd.Function`s with collectives, `shadows.Lifted`.
     """
 
     rank: int
@@ -155,4 +156,4 @@ class Record:
     parameters: dict[str, Parameter]
     notes: list[str] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
-    pairs: list[Any] = field(default_factory=list)
+    lifted: list[Any] = field(default_factory=list)

@@ -170,6 +170,7 @@ def _step(
         parameters,
         recorder.notes,
         {plain_name(name): type(one).__name__ for name, one in net.named_modules()},
+        recorder.lifted,
     )
 
 
