@@ -10,7 +10,7 @@ from typing import Any
 
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel import forward
-from linop.testing.parallel.diagnosis import Context, diagnosed, factor_text, program_groups
+from linop.testing.parallel.diagnosis import Context, base, diagnosed, factor_text, program_groups
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
@@ -103,9 +103,7 @@ def check_parallel(
     return made if not failed else replace(made, notes=(*made.notes, failed))
 
 
-def _run(
-    program: Program | str, workers: int, dtype: str, seconds: float
-) -> tuple[Records, str]:
+def _run(program: Program | str, workers: int, dtype: str, seconds: float) -> tuple[Records, str]:
     """The records of a program, and a note if it ends without being looked at alone."""
     from linop.testing.parallel import processes
 
@@ -177,13 +175,16 @@ def report(
     findings: list[Finding] = []
     locations = Locations(ranks, twin, allowed.values, allowed.gradients, groups)
     proven, broken = pairs(locations)
-    context = Context({one.rank: one for one in ranks}, twin, locations, names, broken)
+    right = [one for one in found if one.gradient.kind is Kind.EQUAL]
+    by_rank = {one.rank: one for one in ranks}
+    context = Context(by_rank, twin, locations, names, broken, *base(right))
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
     elif wrong:
         findings += diagnosed(context, wrong)
     findings += _of_values(found, wrong)
+    findings += [_of_buffer(context, name) for name in other_buffers if equal_loss]
     verdicts = {one.name: _verdict(one, context, findings) for one in found}
     notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
     if kept:
@@ -212,16 +213,50 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
     differ = tuple(one.name for one in found if not one.value)
     if differ:
         findings.append(
-            Finding(Kind.OTHER, "", differ, Place(), "", "They differ before the step: model(twin) "
-                    "has not given them the twin's values.")  # fmt: skip
+            Finding(
+                Kind.OTHER,
+                "",
+                differ,
+                Place(),
+                "",
+                "They differ before the step: model(twin) has not given them the twin's values.",
+            )  # fmt: skip
         )
     after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
     if after:
         findings.append(
-            Finding(Kind.OTHER, "", after, Place(), "", "Their gradients are the twin's, and they "
-                    "differ after a step of the optimizer.")  # fmt: skip
+            Finding(
+                Kind.OTHER,
+                "",
+                after,
+                Place(),
+                "",
+                "Their gradients are the twin's, and they differ after a step of the optimizer.",
+            )  # fmt: skip
         )
     return findings
+
+
+def _of_buffer(context: Context, name: str) -> Finding:
+    """A buffer that differs after the step."""
+    used: list[tuple[str, str]] = []
+    after = []
+    for record in context.ranks.values():
+        held = record.parameters.get(name)
+        after += [] if held is None else [held.after]
+        numbers = {one.number for one in record.tensors if one.parameter == name}
+        used += [(c.line, c.text) for c in record.calls if numbers.intersection(c.inputs)]
+    apart = any(not context.locations.values.near(one, after[0]) for one in after[1:])
+    line, text = used[-1] if used else ("", "")
+    place = Place(name.rpartition(".")[0], line, text)
+    why = (
+        "This buffer's values differ between ranks: each updates it from the elements that it holds."
+        if apart
+        else "The ranks update this buffer alike, and not as the twin does."
+    )
+    kind = Kind.STATISTICS if apart else Kind.OTHER
+    operator = "all-reduce of what it is updated from" if apart else ""
+    return Finding(kind, "", (), place, operator, why, name)
 
 
 def _verdict(one: Compared, context: Context, findings: Sequence[Finding]) -> Verdict:
@@ -232,6 +267,6 @@ def _verdict(one: Compared, context: Context, findings: Sequence[Finding]) -> Ve
     if relation.kind is Kind.EQUAL:
         return Verdict(Kind.EQUAL)
     if relation.kind is Kind.FACTOR:
-        return Verdict(Kind.FACTOR, factor_text(relation.factor, context))
+        return Verdict(Kind.FACTOR, factor_text(relation.factor))
     text = groups_text(relation.groups, context.names) if relation.groups else ""
     return Verdict(relation.kind, text)

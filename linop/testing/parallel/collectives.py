@@ -59,7 +59,9 @@ class Described:
     changed: list[torch.Tensor]
 
     def plain(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("tensors", "changed")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("tensors", "changed")
+        }
 
 
 def described(func: Any, args: Sequence[Any]) -> Described | None:
@@ -94,7 +96,9 @@ def described(func: Any, args: Sequence[Any]) -> Described | None:
     title = str(getattr(group, "group_desc", ""))
     axis = title.removeprefix("mesh_") if title.startswith("mesh_") else ""
     dtype = str(lists[0][0].dtype).removeprefix("torch.")
-    return Described(name, ranks, reduction, peer, *shapes, splits, dtype, axis, list(given), targets)
+    return Described(
+        name, ranks, reduction, peer, *shapes, splits, dtype, axis, list(given), targets
+    )
 
 
 def _listed(value: Any) -> list[Any]:

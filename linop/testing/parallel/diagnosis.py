@@ -8,7 +8,7 @@ or a term of a tensor of the twin, it is known how its gradient is related to th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
 from linop.testing.parallel.locations import SAME, TERMS, Location, Locations, uses
@@ -23,6 +23,8 @@ class Context:
 
     Attributes:
         names: of groups of ranks, the axes of the mesh.
+        base: the factor by which gradients on the way of right parameters are larger than the
+            twin's, since they are averaged later.
         broken: calls of `autograd.Function`s, by rank and number, whose backward is not the adjoint
             of their forward; each with a sentence.
     """
@@ -32,6 +34,8 @@ class Context:
     locations: Locations
     names: dict[Groups, str]
     broken: dict[tuple[int, int], str]
+    base: float = 1.0
+    references: tuple[Relation, ...] = ()
 
 
 def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, str]]:
@@ -93,11 +97,43 @@ def _popular(relations: Iterable[Relation]) -> Groups:
 def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     final = one.gradient.preferring(popular)
     left = one.left.preferring(popular) if one.left is not None else None
-    if left is not None and (_moved_gradients(context, one) or not _alike(left, final)):
+    moved = bool(_moved_gradients(context, one))
+    as_others = left is not None and _treated_as_others(context, left, final)
+    if left is not None and not as_others and (moved or not _alike(left, final)):
         if finding := _after_the_pass(context, one, left, final):
             return finding
-    start = left if left is not None and left.kind is not Kind.EQUAL else final
+    start = left if left is not None and left.kind is not Kind.EQUAL and not as_others else final
     return _on_the_way(context, one, start, final)
+
+
+def _scaled(relation: Relation) -> float | None:
+    """The factor of a whole gradient or of a sum of terms; None of others."""
+    if relation.kind is Kind.EQUAL:
+        return 1.0
+    if relation.kind in (Kind.FACTOR, Kind.UNSUMMED) and not relation.factors:
+        return relation.factor
+    return None
+
+
+def base(right: Iterable[Compared]) -> tuple[float, tuple[Relation, ...]]:
+    """The factor of gradients as backward passes leave them, of parameters that are right in the
+    end, and how those are related to the twin's."""
+    found = [one.left for one in right if one.left is not None]
+    factors = [k for one in found if (k := _scaled(one))]
+    return (max(set(factors), key=factors.count) if factors else 1.0), tuple(found)
+
+
+def _treated_as_others(context: Context, left: Relation, final: Relation) -> bool:
+    """True if what happens to a gradient after the backward pass is what happens to right ones."""
+    before, after = _scaled(left), _scaled(final)
+    if before is None or after is None or final.kind is Kind.UNSUMMED:
+        return False
+    for one in context.references:
+        k = _scaled(one)
+        shared = {g for g, _ in one.options} & {g for g, _ in left.options}
+        if k and (shared or (not one.options and not left.options)):
+            return abs(before / k - after) < 1e-6 * max(1.0, abs(after))
+    return False
 
 
 def _alike(a: Relation, b: Relation) -> bool:
@@ -110,6 +146,18 @@ def _moved_gradients(context: Context, one: Compared) -> list[Collective]:
     return [c for c in everything if c.parameter == one.name]
 
 
+def _closed(groups: Iterable[tuple[int, ...]]) -> Groups:
+    """The groups over which sums are, that were taken over some groups one after the other."""
+    found: list[set[int]] = []
+    for group in groups:
+        joined = set(group)
+        for other in [one for one in found if one & joined]:
+            joined |= other
+            found.remove(other)
+        found.append(joined)
+    return tuple(sorted(tuple(sorted(one)) for one in found))
+
+
 def _after_the_pass(
     context: Context, one: Compared, left: Relation, final: Relation
 ) -> Finding | None:
@@ -117,7 +165,7 @@ def _after_the_pass(
     a wrong one."""
     moved = _moved_gradients(context, one)
     if left.kind is Kind.UNSUMMED and moved:
-        groups = tuple(sorted({tuple(sorted(c.ranks)) for c in moved}))
+        groups = _closed({tuple(sorted(c.ranks)) for c in moved})
         if groups not in [each for each, _ in left.options]:
             text = groups_text(left.groups, context.names)
             over = groups_text(groups, context.names)
@@ -134,22 +182,56 @@ def _after_the_pass(
         left.kind is Kind.FACTOR and not left.factors
     ):
         return None
-    line, _, text = next(
-        (p.line for p in one.held.values() if p.line), moved[0].line if moved else ""
-    ).partition(": ")
-    if not text and moved:
-        text = moved[0].text
+    lines = [p.line for p in one.held.values() if p.line]
+    lines += [f"{c.line}: {c.text}" for c in moved]
+    lines += [each for record in context.ranks.values() for each in record.unsynchronized]
     what = _detail(final, context)
     per_rank = final.kind is Kind.FACTOR and final.factors
-    why = (
-        "Ranks scale their gradients differently: a number that all of them need, such as the norm "
-        "by which gradients are clipped, is each rank's own."
-        if per_rank
-        else "The backward pass leaves it right; what the program does to it afterwards does not."
-    )
-    operator = "all-reduce of that number" if per_rank else ""
-    place = Place("", line, text)
-    return Finding(final.kind, what, (one.name,), place, operator, why)
+    operator, why = "", "The backward pass leaves it right; what happens to it afterwards does not."
+    if per_rank:
+        operator = "all-reduce of that number"
+        why = (
+            "Ranks scale their gradients differently: a number that all of them need, such as the "
+            "norm by which gradients are clipped, is each rank's own."
+        )
+    elif left.kind is Kind.EQUAL and moved and final.kind is Kind.FACTOR:
+        operator = f"the {_titles(moved[:1])[0]} is too many"
+        why = (
+            "The backward pass leaves the whole gradient on every rank, and it is summed again "
+            "afterwards."
+        )
+    elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
+        lines += _ends_of_the_loss(context)
+        why = (
+            f"The backward pass leaves terms whose sum is {factor_text(left.factor)} times the "
+            f"twin's, and what happens to them afterwards makes it {factor_text(final.factor)}: "
+            f"the loss or the sum is divided by another number than it should be."
+        )
+    elif final.kind is Kind.UNSUMMED and left.kind is not Kind.EQUAL:
+        groups = groups_text((final.groups or left.groups), context.names)
+        operator, why = (
+            f"all-reduce over {groups}",
+            "Ranks have terms of it after the step, which some backward passes leave unsummed.",
+        )
+    module, first, also = _module(one.name) if not lines else "", *_first(lines)
+    line, _, text = first.partition(": ")
+    return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def _first(lines: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The first of some lines, and the others, each once."""
+    each = list(dict.fromkeys(one for one in lines if one.strip(": ")))
+    return (each[0], tuple(each[1:4])) if each else ("", ())
+
+
+def _ends_of_the_loss(context: Context) -> list[str]:
+    """The last lines of forward passes, which put the loss together."""
+    found = []
+    for record in context.ranks.values():
+        calls = [c for c in record.calls if c.phase == FORWARD and c.line
+                 and c.name not in ("detach", "clone", "item")]  # fmt: skip
+        found += [f"{c.line}: {c.text}" for c in calls[-1:]]
+    return found
 
 
 def _on_the_way(context: Context, one: Compared, start: Relation, final: Relation) -> Finding:
@@ -166,12 +248,15 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         turn = way.turn(start)
         if turn is not None:
             return _turned(context, one, way, start, final, *turn)
-    groups = groups_text(start.groups, context.names) if start.groups else ""
+    over = start.groups or final.groups
+    groups = groups_text(over, context.names) if over else ""
     place = _of_module(context, one.name)
     if kind is Kind.UNSUMMED:
         form = "on different parts of the batch or of the sequence"
-        if len(_uses_of(context, one.name)) > 1:
+        if len({_lines_of(record, one.name) for record in context.ranks.values()}) > 1:
             form = "in different places of the model"
+        lines = [each for record in context.ranks.values() for each in record.unsynchronized]
+        place = replace(place, also=tuple(dict.fromkeys(lines)))
         return Finding(
             kind,
             f"over {groups}",
@@ -244,7 +329,7 @@ def _turned(
         )
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
-    why = f"Behind {place} gradients are the twin's; before it they are {_detail(final, context)}."
+    why = "The gradients of what is computed here are the twin's, those of its arguments are not."
     if kind is Kind.FACTOR and moved_back[1]:
         there, back = (", ".join(_titles(each)) or "nothing" for each in moved_back)
         operator = f"the {back} of the backward pass is too many"
@@ -396,7 +481,9 @@ class Way:
         if start.kind is Kind.NONE:
             return gradient.kind is Kind.NONE and all(t.differentiable for t in tensors.values())
         if start.kind is Kind.FACTOR and not start.factors:
-            return gradient.kind is Kind.FACTOR and not gradient.factors
+            k = _scaled(gradient)
+            wrong = start.factor * self.context.base
+            return k is not None and abs(k - wrong) < 1e-6 * max(1.0, abs(wrong))
         if start.kind is Kind.FACTOR:
             return gradient.kind is Kind.FACTOR and bool(gradient.factors)
         return gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
@@ -429,7 +516,12 @@ class Way:
         value = self.record.tensors[here.numbers[self.rank]].value
         for one in self.record.collectives:
             same = value is not None and one.value is not None and one.value.size == value.size
-            if one.inside < 0 and one.phase == FORWARD and same and (one.value == value.ravel()).all():
+            if (
+                one.inside < 0
+                and one.phase == FORWARD
+                and same
+                and (one.value == value.ravel()).all()
+            ):
                 return one
         return None
 
@@ -439,18 +531,17 @@ class Way:
 
 def _detail(relation: Relation, context: Context) -> str:
     if relation.kind is Kind.FACTOR and relation.factors:
-        each = (f"{factor_text(k, context)} on rank {r}" for r, k in relation.factors.items())
+        each = (f"{factor_text(k)} on rank {r}" for r, k in relation.factors.items())
         return ", ".join(each)
     if relation.kind is Kind.FACTOR:
-        return f"{factor_text(relation.factor, context)}{_factor_of(relation.factor, context)}"
+        return f"{factor_text(relation.factor)}{_factor_of(relation.factor, context)}"
     if relation.kind is Kind.UNSUMMED:
         return f"over {groups_text(relation.groups, context.names)}"
     return ""
 
 
-def factor_text(k: float, context: Context) -> str:
+def factor_text(k: float) -> str:
     """A factor, as a fraction where it is one of small numbers."""
-    del context
     for bottom in range(1, 65):
         top = round(k * bottom)
         if top and abs(k * bottom - top) < 1e-7 * bottom:
@@ -497,6 +588,13 @@ def _uses_of(context: Context, name: str) -> list[Call]:
             if call.phase != AFTER and call.inside < 0 and numbers.intersection(call.inputs):
                 found.setdefault(call.line, call)
     return list(found.values())
+
+
+def _lines_of(record: Record, name: str) -> frozenset[str]:
+    """The lines at which a rank uses a parameter."""
+    numbers = {one.number for one in record.tensors if one.parameter == name}
+    used = (c for c in record.calls if c.phase == FORWARD and numbers.intersection(c.inputs))
+    return frozenset(call.line for call in used)
 
 
 def _used_name(call: Call, way: Way) -> str:

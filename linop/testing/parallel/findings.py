@@ -16,19 +16,22 @@ class Place:
         module: path of a module; empty for the model itself, or outside of it.
         line: ``file:line``; empty if it is not known.
         text: that line.
+        also: other lines that have to do with it.
     """
 
     module: str = ""
     line: str = ""
     text: str = ""
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f"{self.line}: {self.text}" if self.line else ""
         module = f"module {self.module}" if self.module else ""
-        return ", ".join(filter(None, [module, where])) or "not known"
+        parts = [module, where, *(f"and {one}" for one in self.also)]
+        return ", ".join(filter(None, parts)) or "not known"
 
-    def as_dict(self) -> dict[str, str]:
-        return vars(self)
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "also": list(self.also)}
 
 
 @dataclass(frozen=True)

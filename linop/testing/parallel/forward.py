@@ -8,7 +8,7 @@ import numpy as np
 
 from linop.testing.parallel.diagnosis import Context, Way, factor_text
 from linop.testing.parallel.findings import Finding, Place
-from linop.testing.parallel.locations import Location, made_by, uses
+from linop.testing.parallel.locations import BLOCKS, TERMS, Location, made_by, uses
 from linop.testing.parallel.records import FORWARD, Call
 from linop.testing.parallel.relations import Kind, Scale, partitions
 
@@ -36,19 +36,19 @@ def origin(context: Context, parameters: tuple[str, ...]) -> Finding:
         for found in _totals(context, theirs):
             if reason := _residual(context, call, own, found):
                 name, factor = reason
-                kind, detail = Kind.FACTOR, f"{factor_text(factor, context)} times {name}"
+                kind, detail = Kind.FACTOR, f"{factor_text(factor)} times {name}"
                 why = (
-                    f"The forward pass counts {name} {factor_text(factor, context)} times: every "
+                    f"The forward pass counts {name} {factor_text(factor)} times: every "
                     f"rank adds it before the sum over ranks; one of them has to, or all behind it."
                 )
                 break
         else:
-            if _own_statistics(context, call, theirs):
+            if _own_statistics(context, call, theirs) or _of_own_elements(context, call, theirs):
                 kind = Kind.STATISTICS
                 why = (
-                    "Each rank normalizes by statistics of the elements that it holds, and the twin "
-                    "by those of all: sums and counts have to be summed over the ranks, forward and "
-                    "backward."
+                    "Each rank takes a mean, a sum or another statistic of the elements that it "
+                    "holds, and the twin of all: sums and counts have to be summed over the ranks, "
+                    "forward and backward."
                 )
     what = f"the result of {call.name}" + (f" in {call.module}" if call.module else "")
     why = why or (
@@ -95,7 +95,10 @@ def _varied(context: Context, number: int) -> bool:
     """True for floating-point tensors of more than one element that are not all equal."""
     value = context.twin.tensors[number].value
     return (
-        value is not None and value.dtype.kind in "fc" and value.size > 1 and bool(np.ptp(value) > 0)
+        value is not None
+        and value.dtype.kind in "fc"
+        and value.size > 1
+        and bool(np.ptp(value) > 0)
     )
 
 
@@ -164,7 +167,8 @@ def _own_statistics(context: Context, call: Call, theirs: Call) -> bool:
     """True if results are, channel by channel, a multiple of the arguments and a constant, as the
     twin's are, but other ones on each rank."""
     given = next(
-        (n for n in call.inputs if not context.twin.tensors[n].parameter and _varied(context, n)), -1
+        (n for n in call.inputs if not context.twin.tensors[n].parameter and _varied(context, n)),
+        -1,
     )
     if given < 0 or not call.outputs:
         return False
@@ -182,6 +186,35 @@ def _own_statistics(context: Context, call: Call, theirs: Call) -> bool:
                 if source is not None and tensor.value is not None:
                     if _is_affine(source, tensor.value, axis, context.locations.values):
                         return True
+    return False
+
+
+_REDUCING = (
+    "mean",
+    "sum",
+    "var",
+    "std",
+    "norm",
+    "softmax",
+    "logsumexp",
+    "max",
+    "min",
+    "div",
+    "cov",
+)
+"""Parts of the names of functions whose results depend on all elements of a dimension, or divide by
+what does."""
+
+
+def _of_own_elements(context: Context, call: Call, theirs: Call) -> bool:
+    """True if a statistic is taken of a block or term, where the twin takes it of the whole."""
+    if not any(part in theirs.name for part in _REDUCING):
+        return False
+    for one in context.locations.all:
+        used = any(n in theirs.inputs for n in one.numbers.values())
+        if used and one.order <= theirs.number and one.form in (BLOCKS, TERMS):
+            if not context.twin.tensors[one.twin].parameter:
+                return True
     return False
 
 
@@ -227,8 +260,8 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
         gradient = last.gradient
         if gradient is not None and gradient.kind is Kind.FACTOR:
             kind = Kind.FACTOR
-            each = gradient.factors or {r: gradient.factor for r in last.numbers}
-            detail = ", ".join(f"{factor_text(k, context)} on rank {r}" for r, k in each.items())
+            each = gradient.factors or dict.fromkeys(last.numbers, gradient.factor)
+            detail = ", ".join(f"{factor_text(k)} on rank {r}" for r, k in each.items())
     elif calls:
         place = Place(calls[-1].module, calls[-1].line, calls[-1].text)
     why = "All tensors up to the loss are the twin's; the losses of the ranks are put together "

@@ -296,9 +296,7 @@ def _equations(
 Part = tuple[Collective, Moved]
 
 
-def _together(
-    ranks: dict[int, Record], lifted: dict[int, Lifted]
-) -> Iterator[dict[int, Part]]:
+def _together(ranks: dict[int, Record], lifted: dict[int, Lifted]) -> Iterator[dict[int, Part]]:
     """The parts of each collective by rank: the k-th of its name and group."""
     keyed: dict[tuple[Any, ...], dict[int, Part]] = {}
     for rank, one in lifted.items():

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linop.testing.parallel.collectives import described
-from linop.testing.parallel.shadows import Lifted, Shadows
 from linop.testing.parallel.records import AFTER, BACKWARD, FORWARD, Call, Collective, Tensor
+from linop.testing.parallel.shadows import Lifted, Shadows
 
 LARGEST = 2**22
 """Elements of the largest tensor of which a copy is kept."""
@@ -109,8 +109,9 @@ class Recorder:
         self._made: dict[tuple[Any, int], int] = {}
         """Tensors by the node that computed them, and its output."""
         self._parameters: dict[str, torch.Tensor] = {}
-        self._grads: dict[int, str] = {}
+        self._grads: dict[tuple[int, int], str] = {}
         """Names of parameters by the storage of their gradients."""
+        self.unsynchronized: list[str] = []
         self.lifted: list[Lifted] = []
         self._shadows: list[Shadows] = []
         self.is_aside = False
@@ -120,11 +121,18 @@ class Recorder:
     # The context
 
     @contextmanager
-    def recording(self, model: torch.nn.Module | None) -> Iterator[None]:
-        """Context of a step."""
-        if model is not None:
-            self._paths = {id(one): name for name, one in model.named_modules()}
-            self.named(model)
+    def recording(self, model: torch.nn.Module, plain: Callable[[str], str]) -> Iterator[None]:
+        """Context of a step.
+
+        Args:
+            plain: from names of modules and parameters to those of the twin.
+        """
+        self._paths = {id(one): plain(name) for name, one in model.named_modules()}
+        self._parameters = {plain(name): one for name, one in model.named_parameters()}
+        buffers = {plain(name): one for name, one in model.named_buffers()}
+        for name, one in {**self._parameters, **buffers}.items():
+            self._names[id(local(one))] = self._names[id(one)] = name
+            self._kept.append(one)
         with ExitStack() as stack:
             enter, leave = self._entered, self._left
             for hook in (
@@ -133,16 +141,10 @@ class Recorder:
             ):
                 stack.callback(hook.remove)
             stack.enter_context(self._applied())
+            stack.enter_context(self._unsynchronized())
             stack.enter_context(_Moves(self))
             stack.enter_context(_Functions(self))
             yield
-
-    def named(self, model: torch.nn.Module) -> None:
-        """Learn the names of parameters and buffers, and look at each gradient that arrives."""
-        for name, one in [*model.named_parameters(), *model.named_buffers()]:
-            self._names[id(local(one))] = self._names[id(one)] = name
-            self._kept.append(one)
-        self._parameters = dict(model.named_parameters())
 
     def _entered(self, module: torch.nn.Module, args: Any) -> None:
         del args
@@ -172,6 +174,24 @@ class Recorder:
             yield
         finally:
             Function.apply = before
+
+    @contextmanager
+    def _unsynchronized(self) -> Iterator[None]:
+        """Lines that keep data parallelism from summing gradients are recorded."""
+        kind = torch.nn.parallel.DistributedDataParallel
+        plain, recorder = kind.no_sync, self
+
+        @contextmanager
+        def no_sync(module: Any) -> Iterator[None]:
+            recorder.unsynchronized.append(": ".join(users_line()))
+            with plain(module):
+                yield
+
+        kind.no_sync = no_sync  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            kind.no_sync = plain  # type: ignore[method-assign]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -305,7 +325,9 @@ class Recorder:
         return number
 
     def _adding(self, record: Tensor) -> Callable[[torch.Tensor], None]:
-        def add(gradient: torch.Tensor) -> None:
+        def add(gradient: torch.Tensor | None) -> None:
+            if gradient is None:
+                return
             with self.aside():
                 value = numbers(gradient)
             if value is not None:
@@ -391,10 +413,10 @@ class Recorder:
         return named.pop() if len(named) == 1 else ""
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """Where the elements of a tensor lie; 0 if there are none."""
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the elements of a tensor lie, and how many they are."""
     own = local(tensor)
-    return 0 if own.is_meta or not own.numel() else own.untyped_storage().data_ptr()
+    return (0 if own.is_meta or not own.numel() else own.data_ptr()), own.numel()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

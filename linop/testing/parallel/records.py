@@ -114,7 +114,8 @@ class Parameter:
 
     Attributes:
         value: before the step.
-        gradients: of each backward pass, as the pass left it, before anything else changed it.
+        gradients: after each backward pass, as the pass left them, before anything else changed
+            them; of parameters that are no DTensors.
         gradient: after the step; None if there is none.
         after: the value after one step of the optimizer.
         expected: of the twin, cut as the parameter is: (value, gradient, after); None where the cut
@@ -145,6 +146,7 @@ class Record:
         loss: its value.
         notes: what was changed in the program so that it can be compared.
         modules: paths of modules, and their classes.
+        unsynchronized: lines of the program that keep data parallelism from summing gradients.
         lifted: of `autograd.Function`s with collectives, `shadows.Lifted`.
     """
 
@@ -157,3 +159,4 @@ class Record:
     notes: list[str] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
     lifted: list[Any] = field(default_factory=list)
+    unsynchronized: list[str] = field(default_factory=list)

@@ -109,14 +109,22 @@ def related(
         same = max(plain.values()) - min(plain.values()) <= 1e-6 * max(map(abs, plain.values()))
         if same:
             return Relation(Kind.FACTOR, plain[ranks[0]])
-        if sums and abs(sums[0][1] - 1) < 1e-6 and 0.0 in [round(k, 9) for k in plain.values()]:
-            return Relation(Kind.UNSUMMED, sums[0][1], options=sums)  # one rank has it all
+        # One rank has it all; or any number is a multiple of a single one.
+        alone = 0.0 in [round(k, 9) for k in plain.values()]
+        single = all(one.size == 1 for one in expected.values())
+        if sums and ((alone and abs(sums[0][1] - 1) < 1e-6) or (single and _is_simple(sums[0][1]))):
+            return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
         return Relation(Kind.FACTOR, factors=plain)
     if sums := _sums(found, expected, scale, groups):
         return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
     if _rearranged(found, expected, scale):
         return Relation(Kind.SHARD)
     return Relation(Kind.OTHER)
+
+
+def _is_simple(k: float) -> bool:
+    """True for small whole numbers, and one over them."""
+    return any(x > 0.5 and abs(x - round(x)) < 1e-6 for x in (k, 1 / k)) if k else False
 
 
 def _factor(given: np.ndarray, expected: np.ndarray, scale: Scale) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,7 +16,7 @@ from linop.testing.parallel.recorder import Recorder, numbers
 from linop.testing.parallel.records import Parameter, Record
 
 SEED = 20_240
-_WRAPPERS = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+_WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
 def recorded(
@@ -31,14 +30,17 @@ def recorded(
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     with _numbers_of(dtype):
-        twin = _converted(_built("twin", program.twin), dtype)
-        before = copy.deepcopy(twin)
+        twin, again = (_converted(_built("twin", program.twin), dtype) for _ in range(2))
+        _check_alike(twin, again)
         net = _built("model", program.model, twin)
         _check_apart(net, twin)
         batch = _converted(program.batch(), dtype)
         mine = batch if program.mine is None else program.mine(batch, rank, world)
-        record = _step(net, _own_step(program), mine, rank, trace, program.optimizer)
-        reference = _step(before, _twins_step(program), batch, rank, trace, program.optimizer)
+        known = {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}
+        known |= {name for name, _ in twin.named_modules()}
+        way = trace, program.optimizer, known
+        record = _step(net, _own_step(program), mine, rank, *way)
+        reference = _step(again, _twins_step(program), batch, rank, *way)
         for name, one in record.parameters.items():
             theirs = reference.parameters.get(name)
             if theirs is not None:
@@ -55,6 +57,15 @@ def _built(what: str, make: Callable[..., Any], *args: Any) -> Any:
             f"model that this rank holds"
         )
     return found
+
+
+def _check_alike(twin: torch.nn.Module, again: torch.nn.Module) -> None:
+    for (name, a), (_, b) in zip(twin.named_parameters(), again.named_parameters(), strict=True):
+        if not torch.equal(a, b):
+            raise ArgumentError(
+                f"twin() gives another {name!r} each time; draw its values from a generator that it "
+                f"seeds, so that all ranks have the same twin"
+            )
 
 
 def _check_apart(net: torch.nn.Module, twin: torch.nn.Module) -> None:
@@ -124,8 +135,10 @@ def _step(
     rank: int,
     trace: bool,
     optimizer: Callable[[Any], Any] | None,
+    known: set[str],
 ) -> Record:
     recorder = Recorder()
+    plain_name = plain_names(net, known)
     named = {plain_name(name): one for name, one in net.named_parameters(remove_duplicate=False)}
     buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}
     values = {name: _whole(one) for name, one in {**named, **buffers}.items()}
@@ -133,24 +146,27 @@ def _step(
     removed = [
         one.register_post_accumulate_grad_hook(_keeping(left[name]))
         for name, one in named.items()
-        if one.requires_grad and one.is_leaf
+        if one.requires_grad and one.is_leaf and not hasattr(one, "full_tensor")
     ]
     torch.manual_seed(SEED)
-    with recorder.recording(net) if trace else nullcontext():
+    with recorder.recording(net, plain_name) if trace else nullcontext():
         loss = step(net, batch)
         if trace:
             recorder.finished()
     for hook in removed:
         hook.remove()
-    gradients = {name: None if one.grad is None else _whole(one.grad) for name, one in named.items()}
+    gradients = {
+        name: None if one.grad is None else _whole(one.grad) for name, one in named.items()
+    }
     trained = [one for one in dict.fromkeys(net.parameters()) if one.requires_grad]
     if trained:
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         make(trained).step()
+    buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}
     parameters = {
         name: Parameter(
             name,
-            values[name],
+            values.get(name, _whole(one)),
             [one for one in left.get(name, ()) if one is not None],
             gradients.get(name),
             _whole(one),
@@ -171,15 +187,35 @@ def _step(
         recorder.notes,
         {plain_name(name): type(one).__name__ for name, one in net.named_modules()},
         recorder.lifted,
+        recorder.unsynchronized,
     )
 
 
-def plain_name(name: str) -> str:
-    """The name of a parameter or module without the wrappers of data parallelism, compilation and
-    checkpointing."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS[1:]).removeprefix(
-        "module."
-    )
+def plain_names(net: torch.nn.Module, known: set[str]) -> Callable[[str], str]:
+    """A function from names of modules and parameters to those that they have without wrappers: of
+    data parallelism, compilation, checkpointing, or of classes around the model.
+
+    Args:
+        known: names that the twin has.
+    """
+    wrappers = {
+        name for name, one in net.named_modules()
+        if isinstance(one, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
+    }  # fmt: skip
+
+    def plain(name: str) -> str:
+        kept, path = [], ""
+        for part in name.split("."):
+            outer, path = path, f"{path}.{part}" if path else part
+            if part in _WRAPPERS or (part == "module" and outer in wrappers):
+                continue
+            kept.append(part)
+        found = ".".join(kept)
+        while kept and ".".join(kept) not in known:
+            kept = kept[1:]
+        return ".".join(kept) if kept else found
+
+    return plain
 
 
 def _keeping(values: list[Any]) -> Callable[[torch.Tensor], None]:
