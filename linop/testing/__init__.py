@@ -23,6 +23,8 @@ from linop.testing.checks import (
     check_unitary,
 )
 from linop.testing.code import code
+from linop.testing.parallel.check import assert_parallel, check_parallel
+from linop.testing.parallel.findings import ParallelReport
 from linop.testing.report import Element, Report, Worst
 from linop.testing.tested_maps.distributed import pylops_mpi_operator
 from linop.testing.tested_maps.pairs import Pair, pair
@@ -35,6 +37,7 @@ __all__ = [
     "Element",
     "FailedExampleError",
     "Pair",
+    "ParallelReport",
     "Report",
     "Worst",
     "assert_adjoint",
@@ -43,6 +46,7 @@ __all__ = [
     "assert_exact",
     "assert_inverse",
     "assert_linear",
+    "assert_parallel",
     "assert_self_adjoint",
     "assert_unitary",
     "check_adjoint",
@@ -51,6 +55,7 @@ __all__ = [
     "check_exact",
     "check_inverse",
     "check_linear",
+    "check_parallel",
     "check_self_adjoint",
     "check_unitary",
     "code",

@@ -7,8 +7,9 @@ Hooks of pytest belong here; running examples is in `linop.testing.workers`.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -48,6 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
     stacks.OUTPUT.descriptor = os.dup(2)  # pytest redirects descriptor 2 while a test runs
     if in_mpi_job():
         config.pluginmanager.register(Together(config), "linop-together")
+
+
+@pytest.fixture
+def assert_parallel(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """`linop.testing.assert_parallel`, whose report is kept as the property ``linop`` of the test,
+    as JSON."""
+    from linop.testing.parallel.check import check_parallel
+
+    def check(*args: Any, **keywords: Any) -> None:
+        report = check_parallel(*args, **keywords)
+        if report is not None:
+            record_property("linop", json.dumps(report.as_dict()))
+            if not report:
+                raise AssertionError(str(report))
+
+    return check
 
 
 def take_options(config: pytest.Config) -> None:

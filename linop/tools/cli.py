@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.progress import Progress
@@ -32,6 +32,7 @@ from linop.testing.verify_command import Case, Result, cases, verified, verified
 from linop.tools import (
     doctor,
     mpi_links,
+    parallel_checking,
     reporting,
     schedule_showing,
     showing,
@@ -321,7 +322,20 @@ def verify(
     backend: Annotated[
         list[str] | None, typer.Option(help="which backends; by default reference and threads")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="how many workers")] = 4,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="how many workers; by default 4, or what a program's WORLD says"),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:NAME]",
+            help="a parallel torch program and its sequential twin: compare one step of both on "
+            "WORKERS processes, and say what differs and where (see the page on parallel models)",
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="of the numbers of a torch program")] = "float64",
+    seconds: Annotated[float, typer.Option(min=1, help="the longest time of a program")] = 120.0,
     examples: Annotated[
         int, typer.Option(min=1, help="random vectors of each check; operators of a strategy")
     ] = 3,
@@ -334,13 +348,19 @@ def verify(
     ] = None,
 ) -> None:
     """Check that operators are linear, and that their adjoints are correct: operators of a target,
-    or samples of every kind in linop. The exit status is 1 if a check failed."""
+    or samples of every kind in linop. Or, with --torch, that a parallel program does what its
+    sequential twin does. The exit status is 1 if a check failed."""
     chosen = backend or ["reference", "threads"]
     for name in chosen:
         if name not in (known := backends.names()):
             raise typer.BadParameter(f"{name!r}; there are {', '.join(known)}")
     if junit:
         reporting.need_junit()
+    if torch is not None:
+        if target is not None:
+            raise typer.BadParameter(f"{target!r} given beside --torch {torch}: give one of them")
+        _verify_parallel(torch, workers, dtype, seconds, json, junit)
+    workers = workers or 4
     if in_mpi_job():
         results: list[Result] = []
         work = partial(_verified_by_rank, target, workers, seed, examples)
@@ -352,6 +372,27 @@ def verify(
         reporting.show(results, console)
         reporting.write(results, json, junit)
     raise typer.Exit(1 if any(result.failed for result in results) else 0)
+
+
+def _verify_parallel(
+    program: str,
+    workers: int | None,
+    dtype: str,
+    seconds: float,
+    json: Path | None,
+    junit: Path | None,
+) -> NoReturn:
+    from linop.testing.parallel.check import check_parallel
+
+    try:
+        report = check_parallel(program, workers=workers, dtype=dtype, seconds=seconds)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    if report is None:  # rank 0 has it
+        raise typer.Exit
+    parallel_checking.show(report, console)
+    parallel_checking.write(report, json, junit)
+    raise typer.Exit(0 if report else 1)
 
 
 def _verified_here(

@@ -201,6 +201,7 @@ def _after_the_pass(
             "afterwards."
         )
     elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
+        lines += Way(context, min(one.held), one.name).lines_of_movements()
         lines += _ends_of_the_loss(context)
         why = (
             f"The backward pass leaves terms whose sum is {factor_text(left.factor)} times the "
@@ -510,6 +511,14 @@ class Way:
         moved = self.record.collectives
         there = [c for c in moved if c.inside == call.number]
         return there, [c for c in moved if c.backward_of == call.number]
+
+    def lines_of_movements(self) -> list[str]:
+        """Lines that move tensors on the way between ranks."""
+        numbers = set(self.numbers)
+        calls = [c for c in self.record.calls if c.custom and numbers.intersection(c.inputs)]
+        found = [f"{c.line}: {c.text}" for c in calls if any(self.movements(c))]
+        moved = [self.collective_of(one) for one in self.locations]
+        return found + [f"{c.line}: {c.text}" for c in moved if c is not None]
 
     def collective_of(self, here: Location) -> Collective | None:
         """The collective outside of `autograd.Function`s that moves a tensor."""

@@ -85,7 +85,7 @@ class _Command:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *self._args], env=environment, stdout=sys.stderr.fileno()
+            [sys.executable, "-m", module, *self._args], env=environment, stdout=2
         )
 
     def is_alive(self) -> bool:
