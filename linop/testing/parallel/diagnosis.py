@@ -73,13 +73,20 @@ def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
     """The faults of parameters whose gradients alone are wrong, those alike as one."""
     popular = _popular(one.left or one.gradient for one in wrong)
     found = [_of_parameter(context, one, popular) for one in wrong]
-    merged: dict[tuple[object, ...], Finding] = {}
+    alike: dict[tuple[object, ...], list[Finding]] = {}
     for one in found:
-        key = (one.kind, one.detail, one.place, one.operator, one.explanation)
-        known = merged.get(key)
-        names = (*known.parameters, *one.parameters) if known else one.parameters
-        merged[key] = Finding(one.kind, one.detail, names, *key[2:])  # type: ignore[arg-type]
-    return list(merged.values())
+        alike.setdefault((one.kind, one.detail, one.operator, one.explanation), []).append(one)
+    return [_merged(each) for each in alike.values()]
+
+
+def _merged(alike: Sequence[Finding]) -> Finding:
+    """One finding for several that differ in their parameters and places."""
+    first = alike[0]
+    names = tuple(name for one in alike for name in one.parameters)
+    places = dict.fromkeys(str(replace(one.place, also=())) for one in alike)
+    also = dict.fromkeys(line for one in alike for line in one.place.also)
+    others = (*list(places)[1:], *also)
+    return replace(first, parameters=names, place=replace(first.place, also=others))
 
 
 def _popular(relations: Iterable[Relation]) -> Groups:
@@ -256,8 +263,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         form = "on different parts of the batch or of the sequence"
         if len({_lines_of(record, one.name) for record in context.ranks.values()}) > 1:
             form = "in different places of the model"
-        lines = [each for record in context.ranks.values() for each in record.unsynchronized]
-        place = replace(place, also=tuple(dict.fromkeys(lines)))
+        place = _with_switches(context, place)
         return Finding(
             kind,
             f"over {groups}",
@@ -267,14 +273,19 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and no "
             f"sum over {groups} ran.",
         )
-    return Finding(
-        kind,
-        _detail(final, context),
-        (one.name,),
-        place,
-        "",
-        _plain_reason(kind),
-    )
+    if kind is Kind.NONE:
+        place = _with_switches(context, place)
+    elif kind is Kind.FACTOR:
+        place = replace(place, also=tuple(dict.fromkeys(_ends_of_the_loss(context))))
+    changed = tuple(dict.fromkeys(p.line for p in one.held.values() if p.line))
+    place = replace(place, also=(*place.also, *changed))
+    return Finding(kind, _detail(final, context), (one.name,), place, "", _plain_reason(kind))
+
+
+def _with_switches(context: Context, place: Place) -> Place:
+    """With the lines that keep data parallelism from summing gradients."""
+    lines = [each for record in context.ranks.values() for each in record.unsynchronized]
+    return replace(place, also=tuple(dict.fromkeys(lines)))
 
 
 def _plain_reason(kind: Kind) -> str:
@@ -569,7 +580,6 @@ def _factor_of(k: float, context: Context) -> str:
                 return f" = {word}the number of ranks of {name!r}"
         if n == len(context.ranks):
             return f" = {word}the number of ranks"
-        return f" = {word}the number of ranks of a group of {n}"
     return ""
 
 
@@ -584,6 +594,9 @@ def _module(name: str) -> str:
 def _of_module(context: Context, name: str) -> Place:
     """The module of a parameter, and the line that uses it first."""
     calls = _uses_of(context, name)
+    if not calls:
+        records = context.ranks.values()
+        calls = [c for r in records for c in r.calls if c.module == _module(name) and c.module]
     first = calls[0] if calls else None
     return Place(_module(name), first.line if first else "", first.text if first else "")
 

@@ -48,12 +48,13 @@ def numbers(tensor: torch.Tensor) -> np.ndarray | None:
     """A copy of a tensor as an array, bfloat16 as float32; None if it is too large."""
     if tensor.numel() > LARGEST or tensor.is_meta:
         return None
-    tensor = local(tensor.detach())
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.dtype in (torch.bfloat16, torch.float16) or tensor.dtype.itemsize == 1:
-        tensor = tensor.float() if tensor.dtype.is_floating_point else tensor
-    return tensor.resolve_conj().resolve_neg().cpu().numpy().copy()
+    own = local(tensor.detach())
+    if own.layout != torch.strided:
+        own = own.to_dense()
+    if own.dtype.is_floating_point and own.dtype.itemsize < 4:
+        own = own.float()
+    # A copy first: torch never resizes memory that NumPy has seen, as FSDP wants to.
+    return own.resolve_conj().resolve_neg().clone().cpu().numpy()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,6 +80,17 @@ _OWN: set[str] = set()
 """Files whose lines are not the program's."""
 
 
+def synchronizing() -> list[tuple[Any, str]]:
+    """Classes and methods by which programs switch off the sums of data parallelism."""
+    found: list[tuple[Any, str]] = [(torch.nn.parallel.DistributedDataParallel, "no_sync")]
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:
+        return found
+    names = "set_requires_gradient_sync", "set_is_last_backward", "set_requires_all_reduce"
+    return found + [(FSDPModule, name) for name in names if hasattr(FSDPModule, name)]
+
+
 def own_file(path: str) -> None:
     """Lines of this file are not the program's."""
     _OWN.add(path)
@@ -101,7 +113,7 @@ class Recorder:
         self._numbers: dict[tuple[int, int], int] = {}
         self._kept: list[Any] = []
         """Objects whose identity is a key: they must not be freed before the end."""
-        self._modules: list[tuple[str, str]] = []
+        self._modules: list[tuple[str, str, torch.nn.Module]] = []
         self._paths: dict[int, str] = {}
         self._functions: list[int] = []
         self._nodes: dict[Any, int] = {}
@@ -151,7 +163,7 @@ class Recorder:
         path = self._paths.get(id(module))
         if path is None:
             path = self._modules[-1][0] if self._modules else ""
-        self._modules.append((path, type(module).__name__))
+        self._modules.append((path, type(module).__name__, module))
 
     def _left(self, module: Any, args: Any, output: Any) -> None:
         del module, args, output
@@ -178,20 +190,23 @@ class Recorder:
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
         """Lines that keep data parallelism from summing gradients are recorded."""
-        kind = torch.nn.parallel.DistributedDataParallel
-        plain, recorder = kind.no_sync, self
-
-        @contextmanager
-        def no_sync(module: Any) -> Iterator[None]:
-            recorder.unsynchronized.append(": ".join(users_line()))
-            with plain(module):
-                yield
-
-        kind.no_sync = no_sync  # type: ignore[method-assign, assignment]
-        try:
+        with ExitStack() as stack:
+            for kind, name in synchronizing():
+                plain = getattr(kind, name)
+                setattr(kind, name, self._noticed(plain, name))
+                stack.callback(setattr, kind, name, plain)
             yield
-        finally:
-            kind.no_sync = plain  # type: ignore[method-assign]
+
+    def _noticed(self, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A method that records the line that calls it, if that keeps gradients from being
+        summed."""
+
+        def method(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == "no_sync" or not (args[0] if args else next(iter(kwargs.values()), True)):
+                self.unsynchronized.append(": ".join(users_line()))
+            return plain(module, *args, **kwargs)
+
+        return method
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -272,7 +287,7 @@ class Recorder:
         return AFTER
 
     def _call(self, name: str, inputs: Sequence[torch.Tensor]) -> Call:
-        path, kind = self._modules[-1] if self._modules else ("", "")
+        path, kind = self._modules[-1][:2] if self._modules else ("", "")
         numbered = [self.seen(one) for one in inputs]
         number = len(self.calls)
         about: dict[str, Any] = {"inside": self._functions[-1] if self._functions else -1}
@@ -294,6 +309,12 @@ class Recorder:
             for one in inputs:
                 if name_ := self._grads.get(_storage(one)):
                     self.lines[name_] = f"{call.line}: {call.text}"
+
+    def dropped(self, tensor: torch.Tensor) -> None:
+        """An attribute of a tensor is set to None."""
+        name = self._names.get(id(tensor), "")
+        if name in self._parameters and tensor.grad is not None:
+            self.lines[name] = ": ".join(users_line())
 
     def seen(self, tensor: torch.Tensor, call: int = -1) -> int:
         """The number of a tensor, new or known."""
@@ -340,6 +361,11 @@ class Recorder:
         for one in (tensor, local(tensor), tensor._base):
             if one is not None and (name := self._names.get(id(one))):
                 return name
+        # What FSDP puts in the place of a parameter for the time of a call.
+        path, _, module = self._modules[-1] if self._modules else ("", "", None)
+        for name, one in () if module is None else module._parameters.items():
+            if one is not None and (one is tensor or one is tensor._base):
+                return f"{path}.{name}" if path else name
         return ""
 
     def _sources(self, node: Any) -> list[int]:
@@ -441,6 +467,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
+        if name == "__set__" and args and args[1:2] == (None,):
+            self._recorder.dropped(args[0])
         if name in _QUIET:
             self._recorder.passes += name == "backward"
             return func(*args, **kwargs)
