@@ -8,6 +8,7 @@ from other random numbers when a model is cut.
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -473,6 +474,7 @@ class _Functions(TorchFunctionMode):
             self._recorder.passes += name == "backward"
             return func(*args, **kwargs)
         args, kwargs = self._without_dropout(name, args, kwargs)
+        func, args, kwargs = self._widened(func, name, args, kwargs)
         given = list(_tensors((args, kwargs)))
         if torch._C._current_graph_task_id() != -1 or _is_distributed(func):
             return func(*args, **kwargs)
@@ -482,6 +484,27 @@ class _Functions(TorchFunctionMode):
         if given or any(True for _ in _tensors(result)):
             self._recorder.called(name, given, result)
         return result
+
+    def _widened(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Without casts of the program to narrower floating-point numbers than those of the
+        check."""
+        wide = torch.get_default_dtype()
+
+        def is_narrow(value: Any) -> bool:
+            return isinstance(value, torch.dtype) and value in _NARROW.get(wide, ())
+
+        narrows = name in _CASTS and _CASTS[name] in _NARROW.get(wide, ())
+        if not narrows and not any(map(is_narrow, (*args, *kwargs.values()))):
+            return func, args, kwargs
+        if _called_by_distributed():
+            return func, args, kwargs
+        note = f"casts to less than {str(wide).removeprefix('torch.')} were left out"
+        if note not in self._recorder.notes:
+            self._recorder.notes.append(note)
+        if narrows:
+            return torch.Tensor.to, (args[0], wide), {}
+        args = tuple(wide if is_narrow(one) else one for one in args)
+        return func, args, {key: wide if is_narrow(one) else one for key, one in kwargs.items()}
 
     def _without_dropout(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if name in _DROPOUTS:
@@ -506,6 +529,24 @@ class _Functions(TorchFunctionMode):
         if note not in self._recorder.notes:
             self._recorder.notes.append(note)
         return args, kwargs
+
+
+_HALVES = torch.float16, torch.bfloat16
+_NARROW = {torch.float64: (torch.float32, *_HALVES), torch.float32: _HALVES}
+_CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+"""Methods that cast."""
+
+
+def _called_by_distributed() -> bool:
+    """True inside of torch's own strategies, which count on the dtypes that they ask for."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(8):
+        if frame is None:
+            return False
+        if f"torch{os.sep}distributed" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_distributed(func: Any) -> bool:
