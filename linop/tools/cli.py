@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
@@ -19,7 +19,7 @@ from rich.text import Text
 
 import linop
 from linop import LinearOperator, backends
-from linop.backends import Backend, in_mpi_job
+from linop.backends import in_mpi_job
 from linop.backends.mpi import mpirun
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
@@ -28,18 +28,17 @@ from linop.planning.placement import Placement
 from linop.planning.prediction.cost import Traffic
 from linop.planning.prediction.traffic import traffic_matrix
 from linop.schedules import GENERATORS
-from linop.testing.verify_command import Case, Result, cases, verified, verified_by_ranks
+from linop.testing.verify_command import Result
 from linop.tools import (
     doctor,
     mpi_links,
-    parallel_checking,
     reporting,
     schedule_showing,
     showing,
     slots,
     terminal,
+    verifying,
 )
-from linop.tools.samples import samples
 
 app = typer.Typer(
     help="Linear-operator algebra for data movement.",
@@ -359,83 +358,19 @@ def verify(
     if torch is not None:
         if target is not None:
             raise typer.BadParameter(f"{target!r} given beside --torch {torch}: give one of them")
-        _verify_parallel(torch, workers, dtype, seconds, json, junit)
+        verifying.verify_parallel(torch, workers, dtype, seconds, json, junit)
     workers = workers or 4
     if in_mpi_job():
         results: list[Result] = []
-        work = partial(_verified_by_rank, target, workers, seed, examples)
+        work = partial(verifying.verified_by_rank, target, workers, seed, examples)
         for name in [name for name in chosen if name in backends.RANKS] or ["mpi"]:
             results += next(filter(None, linop.launch(work, workers, name)), [])
     else:
-        results = _verified_here(target, chosen, workers, seed, examples)
+        results = verifying.verified_here(target, chosen, workers, seed, examples)
     if not in_mpi_job() or linop.backends.current().worker == 0:
         reporting.show(results, console)
         reporting.write(results, json, junit)
     raise typer.Exit(1 if any(result.failed for result in results) else 0)
-
-
-def _verify_parallel(
-    program: str,
-    workers: int | None,
-    dtype: str,
-    seconds: float,
-    json: Path | None,
-    junit: Path | None,
-) -> NoReturn:
-    from linop.testing.parallel.check import check_parallel
-
-    try:
-        report = check_parallel(program, workers=workers, dtype=dtype, seconds=seconds)
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error)) from None
-    if report is None:  # rank 0 has it
-        raise typer.Exit
-    parallel_checking.show(report, console)
-    parallel_checking.write(report, json, junit)
-    raise typer.Exit(0 if report else 1)
-
-
-def _verified_here(
-    target: str | None, names: list[str], workers: int, seed: int, examples: int
-) -> list[Result]:
-    """Run all checks from this process, on MPI jobs that it starts where the backend needs one."""
-    every = _cases(target, workers)
-    todo = [
-        (case, on, checked)
-        for case in every
-        for on in names
-        for checked in case.properties(matrix=on == names[0] and on not in backends.RANKS)
-    ]
-    results = []
-    with Progress(console=console, transient=True) as progress:
-        for case, on, checked in progress.track(todo, description="checking"):
-            if on in backends.RANKS:
-                found = verified_by_ranks(case, target, on, workers, checked, seed, examples)
-            else:
-                found = verified(case, on, checked, seed, examples)
-            results.append(found)
-    return results
-
-
-def _verified_by_rank(
-    target: str | None, workers: int, seed: int, examples: int, backend: Backend
-) -> list[Result]:
-    """Run all checks but that of matrices on this rank. Collective; the results are the same on
-    every rank, except for the seconds."""
-    return [
-        verified(case, backend, checked, seed, examples)
-        for case in _cases(target, workers)
-        for checked in case.properties(matrix=False)
-    ]
-
-
-def _cases(target: str | None, workers: int) -> list[Case]:
-    if target is None:
-        return [Case(name, op) for name, op in samples(workers)]
-    try:
-        return cases(target, workers)
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
@@ -517,7 +452,7 @@ def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOp
     Raises:
         typer.BadParameter: one is not.
     """
-    for case in _cases(target, workers):
+    for case in verifying.cases(target, workers):
         if not isinstance(case.what, LinearOperator):
             raise typer.BadParameter(f"{case.name!r} is {type(case.what).__name__}, not linop's")
         yield case.name, case.what

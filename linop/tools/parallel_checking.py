@@ -36,8 +36,8 @@ def write(report: ParallelReport, as_json: Path | None, as_junit: Path | None) -
 
 
 def _junit(report: ParallelReport) -> Any:
-    """A report as a JUnit document: a case for the loss, for each gradient, and for each buffer that
-    differs."""
+    """A report as a JUnit document: a case for the loss, for each gradient, and for each buffer
+    that differs."""
     from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
     suite = TestSuite("parallel and sequential")

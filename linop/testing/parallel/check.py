@@ -10,7 +10,7 @@ from typing import Any
 
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel import forward
-from linop.testing.parallel.diagnosis import Context, base, diagnosed, factor_text, program_groups
+from linop.testing.parallel.diagnosis import diagnosed
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
@@ -18,6 +18,8 @@ from linop.testing.parallel.programs import Program, of_file
 from linop.testing.parallel.proofs import pairs
 from linop.testing.parallel.records import Record
 from linop.testing.parallel.relations import Kind, Relation
+from linop.testing.parallel.ways import Context, base, program_groups
+from linop.testing.parallel.words import factor_text
 
 SECONDS = 120.0
 Records = tuple[list[Record], Record]
@@ -146,16 +148,9 @@ def _program(model: Any, *functions: Any) -> Program | str:
 def _world(program: Program | str) -> int | None:
     if isinstance(program, Program):
         return program.world
-    import ast
+    from linop.testing.parallel.programs import world_of
 
-    from linop.testing.parallel.programs import parsed
-
-    path, _ = parsed(program)
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            if any(getattr(one, "id", "") == "WORLD" for one in node.targets):
-                return int(node.value.value)
-    return None
+    return world_of(program)
 
 
 def report(
@@ -220,7 +215,7 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
                 Place(),
                 "",
                 "They differ before the step: model(twin) has not given them the twin's values.",
-            )  # fmt: skip
+            )
         )
     after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
     if after:
@@ -232,7 +227,7 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
                 Place(),
                 "",
                 "Their gradients are the twin's, and they differ after a step of the optimizer.",
-            )  # fmt: skip
+            )
         )
     return findings
 
@@ -250,7 +245,7 @@ def _of_buffer(context: Context, name: str) -> Finding:
     line, text = used[-1] if used else ("", "")
     place = Place(name.rpartition(".")[0], line, text)
     why = (
-        "This buffer's values differ between ranks: each updates it from the elements that it holds."
+        "Ranks have other values of this buffer: each updates it from its own elements."
         if apart
         else "The ranks update this buffer alike, and not as the twin does."
     )

@@ -92,12 +92,22 @@ def described(func: Any, args: Sequence[Any]) -> Described | None:
     given: Any = [] if name == "broadcast" and dist.get_rank() != peer else sources
     numbers = [one for one in args if isinstance(one, list) and (not one or type(one[0]) is int)]
     splits = (numbers[1], numbers[0]) if name == "all_to_all" and len(numbers) == 2 else None
-    shapes = [[tuple(one.shape) for one in side] for side in (sources, targets)]
+    sent, received = ([tuple(one.shape) for one in side] for side in (sources, targets))
     title = str(getattr(group, "group_desc", ""))
     axis = title.removeprefix("mesh_") if title.startswith("mesh_") else ""
     dtype = str(lists[0][0].dtype).removeprefix("torch.")
     return Described(
-        name, ranks, reduction, peer, *shapes, splits, dtype, axis, list(given), targets
+        name,
+        ranks,
+        reduction,
+        peer,
+        sent,
+        received,
+        splits,
+        dtype,
+        axis,
+        list(given),
+        targets,
     )
 
 

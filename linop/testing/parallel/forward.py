@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from linop.testing.parallel.diagnosis import Context, Way, factor_text
 from linop.testing.parallel.findings import Finding, Place
 from linop.testing.parallel.locations import BLOCKS, TERMS, Location, made_by, uses
 from linop.testing.parallel.records import FORWARD, Call
 from linop.testing.parallel.relations import Kind, Scale, partitions
+from linop.testing.parallel.ways import Context
+from linop.testing.parallel.words import factor_text
 
 _NEAR = 12
 """Calls behind one in which its result, summed or gathered, is looked for."""
@@ -103,8 +104,8 @@ def _varied(context: Context, number: int) -> bool:
 
 
 def _counterpart(context: Context, call: Call, own: list[str]) -> Call | None:
-    """The call of a rank that does what one of the twin does: with its parameters, or by its name in
-    its module."""
+    """The call of a rank that does what one of the twin does: with its parameters, or by its name
+    in its module."""
     alike = []
     for record in context.ranks.values():
         for one in record.calls:
@@ -283,6 +284,3 @@ def _last_activation(context: Context) -> Location | None:
         and not context.twin.tensors[one.twin].parameter
     ]  # fmt: skip
     return found[-1] if found else None
-
-
-__all__ = ["Way", "origin"]

@@ -139,7 +139,7 @@ class Locations:
             if all(np.abs(total).max() <= self.values.least for total in sums.values()):
                 continue
             for number, index in self._indexes.items():
-                found = {}
+                found: dict[int, np.ndarray] = {}
                 for group, total in sums.items():
                     at = index.selection(np.asarray(total), self.values)
                     if at is None:

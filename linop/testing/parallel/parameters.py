@@ -98,8 +98,8 @@ def _check_names(ranks: Sequence[Record], twin: Record) -> None:
     trained = {n for n, one in twin.parameters.items() if not one.buffer and one.trained}
     if missing := sorted(trained - held):
         raise ArgumentError(
-            f"no rank has the parameters {missing[:5]} of the twin; parameters are matched by their "
-            f"names"
+            f"no rank has the parameters {missing[:5]} of the twin; parameters are matched by "
+            f"their names"
         )
 
 
@@ -169,10 +169,10 @@ def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) ->
         if at is not None and at.ndim == other.value.ndim:
             rows = at.reshape(len(at), -1)[:, 0] // (other.value.size // len(other.value))
             if len(rows) == mine.value.shape[0]:
-                return everything[rows]
+                return np.asarray(everything[rows])
     raise ArgumentError(
-        f"{one.name!r} has shape {mine.value.shape} on rank {record.rank}, and {one.value.shape} in "
-        f"the twin: which part it is cannot be told from its values. Say it by a function "
+        f"{one.name!r} has shape {mine.value.shape} on rank {record.rank}, and {one.value.shape} "
+        f"in the twin: which part it is cannot be told from its values. Say it by a function "
         f"shard(name, value, rank, world) that returns a rank's part"
     )
 
@@ -180,9 +180,11 @@ def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) ->
 def buffers(
     ranks: Sequence[Record], twin: Record, allowed: Tolerances
 ) -> tuple[list[str], list[str]]:
-    """Buffers of floating-point numbers that a step leaves at other values than the twin's, by name,
-    and those that it does not change though it changes the twin's. Cut ones are not compared."""
-    wrong, kept = [], []
+    """Buffers of floating-point numbers that a step leaves at other values than the twin's, by
+    name, and those that it does not change though it changes the twin's. Cut ones are not
+    compared."""
+    wrong: list[str] = []
+    kept: list[str] = []
     for name, one in twin.parameters.items():
         if not one.buffer or one.after.dtype.kind not in "fc":
             continue

@@ -3,6 +3,7 @@ from functions."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -112,3 +113,17 @@ def _imported(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def world_of(target: str) -> int | None:
+    """The number of ranks that a file's ``WORLD`` says; None if there is none. The file is run only
+    if that is no plain number."""
+    path, _ = parsed(target)
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(getattr(one, "id", "") == "WORLD" for one in targets):
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Constant) and isinstance(value.value, int):
+                return value.value
+            return int(_imported(path).WORLD)
+    return None

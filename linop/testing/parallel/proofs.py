@@ -85,8 +85,8 @@ def pairs(locations: Locations) -> tuple[list[Pair], dict[tuple[int, int], str]]
 
 
 def aligned(ranks: Any) -> Iterator[dict[int, Call]]:
-    """Calls of `autograd.Function`s with collectives, by rank: those of one line of the program that
-    are its k-th."""
+    """Calls of `autograd.Function`s with collectives, by rank: those of one line of the program
+    that are its k-th."""
     keyed: dict[tuple[Any, ...], dict[int, Call]] = {}
     for record in ranks:
         lifted = {one.call for one in record.lifted}
@@ -113,8 +113,7 @@ def _pair(locations: Locations, calls: dict[int, Call]) -> Pair | None:
     first = next(iter(calls.values()))
     if not there or not any(one.moved for one in (*there.values(), *back.values())):
         return None
-    said = [_said(ranks, side) for side in (there, back)]
-    about = first.name, first.line, *said
+    about = first.name, first.line, _said(ranks, there), _said(ranks, back)
     if len(back) < len(there):
         return Pair(*about, "", None, "no gradient came back through it" if not back else
                     "a gradient came back on some ranks only")  # fmt: skip
@@ -181,7 +180,7 @@ def _decided(
 
 
 def _same(a: Matrix, b: Matrix) -> bool:
-    return a.shape == b.shape and _gap(a, b).nnz == 0
+    return bool(a.shape == b.shape and _gap(a, b).nnz == 0)
 
 
 def _gap(a: Matrix, b: Matrix) -> Matrix:
@@ -406,7 +405,9 @@ class Ends:
         self._locations, self._calls, self._side = locations, calls, side
         rows: list[np.ndarray] = []
         self.found: list[Location | None] = []
-        summed, forms, self.told = False, {}, True
+        summed, self.told = False, True
+        forms: dict[str, None] = {}
+        keys: list[Any]
         labels: dict[Any, int] = {}
         for (rank, call), positions, each in zip(calls.items(), chosen, arrays, strict=True):
             numbers = getattr(call, side)
@@ -448,7 +449,7 @@ class Ends:
             if at is None or at.form != TERMS:
                 raise _UndecidedError("some of its results are terms of a sum, and others are not")
         seen: Counter[int] = Counter()
-        ordered = [rank for rank in locations.ranks]
+        ordered = list(locations.ranks)
         position = 0
         for at in self.found:
             assert at is not None

@@ -45,12 +45,12 @@ def take_part(
             world_size=world,
             timeout=timedelta(seconds=seconds + 30),
         )
-        from linop.testing.parallel import recorder, steps
+        from linop.testing.parallel import steps, tensors
 
         kind = getattr(torch, dtype)
         torch.set_default_dtype(kind)
         if not isinstance(program, Program):
-            recorder.own_file(__file__)
+            tensors.own_file(__file__)
             program = of_file(program)
         found = steps.recorded(program, kind, trace)
         (place / f"{rank}.part").write_bytes(encoded(found))

@@ -7,78 +7,20 @@ from other random numbers when a model is cut.
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.autograd import Function
 from torch.nn.modules import module as hooks
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linop.testing.parallel.collectives import described
+from linop.testing.parallel.modes import Functions, Moves
 from linop.testing.parallel.records import AFTER, BACKWARD, FORWARD, Call, Collective, Tensor
 from linop.testing.parallel.shadows import Lifted, Shadows
-
-LARGEST = 2**22
-"""Elements of the largest tensor of which a copy is kept."""
-
-_HIDDEN = tuple(
-    str(Path(place).resolve())
-    for place in (
-        Path(torch.__file__).parent,
-        Path(__file__).parent,
-        sysconfig.get_paths()["stdlib"],
-    )
-)
-_DROPOUTS = {
-    name for name in dir(torch.nn.functional) if name.endswith("dropout") or "dropout" in name[-9:]
-} | {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
-
-
-def numbers(tensor: torch.Tensor) -> np.ndarray | None:
-    """A copy of a tensor as an array, bfloat16 as float32; None if it is too large."""
-    if tensor.numel() > LARGEST or tensor.is_meta:
-        return None
-    own = local(tensor.detach())
-    if own.layout != torch.strided:
-        own = own.to_dense()
-    if own.dtype.is_floating_point and own.dtype.itemsize < 4:
-        own = own.float()
-    # A copy first: torch never resizes memory that NumPy has seen, as FSDP wants to.
-    return own.resolve_conj().resolve_neg().clone().cpu().numpy()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor: of a DTensor its local tensor."""
-    own = getattr(tensor, "_local_tensor", None)
-    return tensor if own is None else own
-
-
-def users_line() -> tuple[str, str]:
-    """The innermost line of the program that is neither torch's nor Python's: ``file:line``, and
-    its text."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(("<", *_HIDDEN)) and name not in _OWN:
-            text = linecache.getline(name, frame.f_lineno).strip()
-            return f"{Path(name).name}:{frame.f_lineno}", text
-        frame = frame.f_back
-    return "", ""
-
-
-_OWN: set[str] = set()
-"""Files whose lines are not the program's."""
+from linop.testing.parallel.tensors import local, numbers, storage_of, tensors_in, users_line
 
 
 def synchronizing() -> list[tuple[Any, str]]:
@@ -90,11 +32,6 @@ def synchronizing() -> list[tuple[Any, str]]:
         return found
     names = "set_requires_gradient_sync", "set_is_last_backward", "set_requires_all_reduce"
     return found + [(FSDPModule, name) for name in names if hasattr(FSDPModule, name)]
-
-
-def own_file(path: str) -> None:
-    """Lines of this file are not the program's."""
-    _OWN.add(path)
 
 
 class Recorder:
@@ -155,8 +92,8 @@ class Recorder:
                 stack.callback(hook.remove)
             stack.enter_context(self._applied())
             stack.enter_context(self._unsynchronized())
-            stack.enter_context(_Moves(self))
-            stack.enter_context(_Functions(self))
+            stack.enter_context(Moves(self))
+            stack.enter_context(Functions(self))
             yield
 
     def _entered(self, module: torch.nn.Module, args: Any) -> None:
@@ -186,7 +123,7 @@ class Recorder:
         try:
             yield
         finally:
-            Function.apply = before
+            Function.apply = before  # type: ignore[method-assign]
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
@@ -222,7 +159,7 @@ class Recorder:
     @contextmanager
     def applying(self, name: str, args: Any, kwargs: Any) -> Iterator[Callable[[Any], Any]]:
         """Context of a call of an `autograd.Function`; yields a function to be given its result."""
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors_in((args, kwargs)))
         call = self._call(name, given)
         call.custom = True
         self._functions.append(call.number)
@@ -230,7 +167,7 @@ class Recorder:
             self._shadows.append(Shadows(call.number, False, given))
 
         def finish(result: Any) -> Any:
-            found = list(_tensors(result))
+            found = list(tensors_in(result))
             with self.aside():
                 self.lifted.append(self._shadows[-1].finish(found))
                 for one in found:
@@ -304,11 +241,11 @@ class Recorder:
     def called(self, name: str, inputs: Sequence[torch.Tensor], result: Any) -> None:
         """Record a call of a function of torch."""
         call = self._call(name, inputs)
-        found = [one for one in _tensors(result) if one is not None]
+        found = [one for one in tensors_in(result) if one is not None]
         call.outputs = [self.seen(one, call.number) for one in found]
         if call.phase == AFTER:
             for one in inputs:
-                if name_ := self._grads.get(_storage(one)):
+                if name_ := self._grads.get(storage_of(one)):
                     self.lines[name_] = f"{call.line}: {call.text}"
 
     def dropped(self, tensor: torch.Tensor) -> None:
@@ -370,8 +307,8 @@ class Recorder:
         return ""
 
     def _sources(self, node: Any) -> list[int]:
-        """Known tensors from which a node of the graph of derivatives computes, by way of nodes that
-        are not known."""
+        """Known tensors from which a node of the graph of derivatives computes, by way of nodes
+        that are not known."""
         found, waiting, done = [], [(node, 0)], set()
         first = True
         while waiting:
@@ -393,7 +330,7 @@ class Recorder:
     def _find_gradients(self) -> None:
         """Learn where gradients lie, so that what changes them in place is known as such."""
         self._grads = {
-            _storage(one.grad): name
+            storage_of(one.grad): name
             for name, one in self._parameters.items()
             if one.grad is not None
         }
@@ -411,7 +348,7 @@ class Recorder:
         if found is None:
             return
         line, text = users_line()
-        about = {
+        about: dict[str, Any] = {
             "phase": self._phase(),
             "inside": self._functions[-1] if self._functions else -1,
             "backward_of": self._backward_of(),
@@ -436,150 +373,5 @@ class Recorder:
         )
 
     def _parameter(self, tensors: Sequence[torch.Tensor]) -> str:
-        named = {self._grads.get(_storage(one), "") for one in tensors}
+        named = {self._grads.get(storage_of(one), "") for one in tensors}
         return named.pop() if len(named) == 1 else ""
-
-
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the elements of a tensor lie, and how many they are."""
-    own = local(tensor)
-    return (0 if own.is_meta or not own.numel() else own.data_ptr()), own.numel()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of numbers in arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _tensors(one)
-
-
-class _Functions(TorchFunctionMode):
-    """Calls of functions of torch."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", str(func))
-        if name == "__set__" and args and args[1:2] == (None,):
-            self._recorder.dropped(args[0])
-        if name in _QUIET:
-            self._recorder.passes += name == "backward"
-            return func(*args, **kwargs)
-        args, kwargs = self._without_dropout(name, args, kwargs)
-        func, args, kwargs = self._widened(func, name, args, kwargs)
-        given = list(_tensors((args, kwargs)))
-        if torch._C._current_graph_task_id() != -1 or _is_distributed(func):
-            return func(*args, **kwargs)
-        for one in given:  # before it is changed in place
-            self._recorder.seen(one)
-        result = func(*args, **kwargs)
-        if given or any(True for _ in _tensors(result)):
-            self._recorder.called(name, given, result)
-        return result
-
-    def _widened(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Without casts of the program to narrower floating-point numbers than those of the
-        check."""
-        wide = torch.get_default_dtype()
-
-        def is_narrow(value: Any) -> bool:
-            return isinstance(value, torch.dtype) and value in _NARROW.get(wide, ())
-
-        narrows = name in _CASTS and _CASTS[name] in _NARROW.get(wide, ())
-        if not narrows and not any(map(is_narrow, (*args, *kwargs.values()))):
-            return func, args, kwargs
-        if _called_by_distributed():
-            return func, args, kwargs
-        note = f"casts to less than {str(wide).removeprefix('torch.')} were left out"
-        if note not in self._recorder.notes:
-            self._recorder.notes.append(note)
-        if narrows:
-            return torch.Tensor.to, (args[0], wide), {}
-        args = tuple(wide if is_narrow(one) else one for one in args)
-        return func, args, {key: wide if is_narrow(one) else one for key, one in kwargs.items()}
-
-    def _without_dropout(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if name in _DROPOUTS:
-            kwargs = {**kwargs}
-            if "p" in kwargs:
-                kwargs["p"] = 0.0
-            elif len(args) > 1:
-                args = (args[0], 0.0, *args[2:])
-            else:
-                kwargs["p"] = 0.0
-        elif name == "scaled_dot_product_attention" and kwargs.get("dropout_p"):
-            kwargs = {**kwargs, "dropout_p": 0.0}
-        elif name == "multi_head_attention_forward":
-            kwargs = {**kwargs}
-            if "dropout_p" in kwargs:
-                kwargs["dropout_p"] = 0.0
-            elif len(args) > 10:
-                args = (*args[:10], 0.0, *args[11:])
-        else:
-            return args, kwargs
-        note = "dropout was switched off, since a cut model draws other masks"
-        if note not in self._recorder.notes:
-            self._recorder.notes.append(note)
-        return args, kwargs
-
-
-_HALVES = torch.float16, torch.bfloat16
-_NARROW = {torch.float64: (torch.float32, *_HALVES), torch.float32: _HALVES}
-_CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
-"""Methods that cast."""
-
-
-def _called_by_distributed() -> bool:
-    """True inside of torch's own strategies, which count on the dtypes that they ask for."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(8):
-        if frame is None:
-            return False
-        if f"torch{os.sep}distributed" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_distributed(func: Any) -> bool:
-    return str(getattr(func, "__module__", "")).startswith("torch.distributed")
-
-
-_QUIET = {
-    "backward", "__get__", "__set__", "register_hook", "retain_grad",
-    "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "element_size", "__repr__",
-    "__len__", "item", "tolist", "__format__", "__hash__", "register_post_accumulate_grad_hook",
-    "storage_offset", "untyped_storage", "data_ptr", "is_contiguous", "_version", "__deepcopy__",
-    "numpy", "__reduce_ex__", "requires_grad_", "is_same_size", "__bool__", "__int__", "__float__",
-    "__index__", "get_device", "is_inference", "_is_view", "type", "nelement", "ndimension", "cpu",
-}  # fmt: skip
-"""Functions that say something of a tensor, and make none."""
-
-
-class _Moves(TorchDispatchMode):
-    """Collectives, however they are called."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._recorder.is_aside:
-            return func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._recorder.moved(func, args)
-            return func(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        self._recorder.operation(func, args, kwargs or {}, result)
-        return result
-
-
-__all__ = ["Recorder", "dist", "local", "numbers", "resolve_name", "users_line"]

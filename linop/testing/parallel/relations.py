@@ -93,14 +93,13 @@ def related(
         groups: partitions of ranks that are tried first.
     """
     ranks = sorted(expected)
-    values = {r: given.get(r) for r in ranks}
     zeros = {r: np.zeros_like(expected[r]) for r in ranks}
-    found = {r: zeros[r] if values[r] is None else values[r] for r in ranks}
+    found = {r: zeros[r] if (value := given.get(r)) is None else value for r in ranks}
     if any(found[r].shape != expected[r].shape for r in ranks):
         return Relation(Kind.OTHER)
     if all(scale.near(found[r], expected[r]) for r in ranks):
         return Relation(Kind.EQUAL)
-    if all(values[r] is None or scale.near(found[r], zeros[r]) for r in ranks):
+    if all(scale.near(found[r], zeros[r]) for r in ranks):
         return Relation(Kind.NONE)
     factors = {r: _factor(found[r], expected[r], scale) for r in ranks}
     if all(one is not None for one in factors.values()):
@@ -254,7 +253,7 @@ class Index:
 
 
 def blocks(part: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Slices of a shape that have another one: contiguous ones, and every k-th along a dimension."""
+    """Slices of a shape that have another one: contiguous, or every k-th along a dimension."""
     if len(part) != len(whole) or any(a > b for a, b in zip(part, whole, strict=True)):
         return
     cut = [d for d, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b]

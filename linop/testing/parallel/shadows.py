@@ -77,7 +77,7 @@ class Shadows:
 
     def _numbered(self, tensor: torch.Tensor | None) -> np.ndarray:
         """New numbers for the elements of a tensor."""
-        if not _is_tracked(tensor):
+        if tensor is None or not _is_tracked(tensor):
             return np.zeros(0, np.int64)
         known = self._view(tensor)
         fresh = torch.arange(self._next, self._next + tensor.numel()).reshape(tensor.shape)
@@ -89,7 +89,7 @@ class Shadows:
 
     def finish(self, made: Sequence[torch.Tensor | None]) -> Lifted:
         for one in made:
-            shadow = self._view(one) if _is_tracked(one) else None
+            shadow = self._view(one) if one is not None and _is_tracked(one) else None
             if shadow is None:
                 shape = () if one is None else tuple(one.shape)
                 known = np.full(shape, UNKNOWN) if _is_tracked(one) else np.zeros(0, np.int64)

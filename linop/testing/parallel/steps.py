@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.programs import Program
-from linop.testing.parallel.recorder import Recorder, numbers
+from linop.testing.parallel.recorder import Recorder
 from linop.testing.parallel.records import Parameter, Record
+from linop.testing.parallel.tensors import numbers
 
 SEED = 20_240
 _WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
@@ -53,8 +54,8 @@ def _built(what: str, make: Callable[..., Any], *args: Any) -> Any:
     found = make(*args)
     if not isinstance(found, torch.nn.Module):
         raise ArgumentError(
-            f"{what}() returned {type(found).__name__}, a torch.nn.Module expected: the part of the "
-            f"model that this rank holds"
+            f"{what}() returned {type(found).__name__}, a torch.nn.Module expected: the part of "
+            f"the model that this rank holds"
         )
     return found
 
@@ -63,8 +64,8 @@ def _check_alike(twin: torch.nn.Module, again: torch.nn.Module) -> None:
     for (name, a), (_, b) in zip(twin.named_parameters(), again.named_parameters(), strict=True):
         if not torch.equal(a, b):
             raise ArgumentError(
-                f"twin() gives another {name!r} each time; draw its values from a generator that it "
-                f"seeds, so that all ranks have the same twin"
+                f"twin() gives another {name!r} each time; draw its values from a generator that "
+                f"it seeds, so that all ranks have the same twin"
             )
 
 

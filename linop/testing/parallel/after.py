@@ -1,0 +1,116 @@
+"""Faults of what a program does to gradients after its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from linop.testing.parallel.findings import Finding, Place, groups_text
+from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.records import Collective
+from linop.testing.parallel.relations import Groups, Kind, Relation
+from linop.testing.parallel.ways import Context, Way, scaled
+from linop.testing.parallel.words import (
+    at,
+    detail,
+    ends_of_the_loss,
+    factor_text,
+    module_of,
+    titles,
+)
+
+
+def after_the_pass(
+    context: Context, one: Compared, left: Relation, final: Relation
+) -> Finding | None:
+    """A fault of what the program does to gradients after the backward pass; None if the pass left
+    a wrong one."""
+    moved = moved_gradients(context, one)
+    if left.kind is Kind.UNSUMMED and moved:
+        groups = _closed({tuple(sorted(c.ranks)) for c in moved})
+        if groups not in [each for each, _ in left.options]:
+            text = groups_text(left.groups, context.names)
+            over = groups_text(groups, context.names)
+            return Finding(
+                Kind.WRONG_RANKS,
+                f"over {over}, instead of {text}",
+                (one.name,),
+                at(moved[0], ""),
+                f"all-reduce over {text}",
+                f"After the backward pass each rank has a term of this gradient, and the terms of "
+                f"{text} sum up to the twin's; the all-reduce runs over {over}.",
+            )
+    if left.kind not in (Kind.EQUAL, Kind.UNSUMMED) and not (
+        left.kind is Kind.FACTOR and not left.factors
+    ):
+        return None
+    lines = [p.line for p in one.held.values() if p.line]
+    lines += [f"{c.line}: {c.text}" for c in moved]
+    lines += [each for record in context.ranks.values() for each in record.unsynchronized]
+    what = detail(final, context)
+    per_rank = final.kind is Kind.FACTOR and final.factors
+    operator, why = "", "The backward pass leaves it right; what happens to it afterwards does not."
+    if per_rank:
+        operator = "all-reduce of that number"
+        why = (
+            "Ranks scale their gradients differently: a number that all of them need, such as the "
+            "norm by which gradients are clipped, is each rank's own."
+        )
+    elif left.kind is Kind.EQUAL and moved and final.kind is Kind.FACTOR:
+        operator = f"the {titles(moved[:1])[0]} is too many"
+        why = (
+            "The backward pass leaves the whole gradient on every rank, and it is summed again "
+            "afterwards."
+        )
+    elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
+        lines += Way(context, min(one.held), one.name).lines_of_movements()
+        lines += ends_of_the_loss(context)
+        why = (
+            f"The backward pass leaves terms whose sum is {factor_text(left.factor)} times the "
+            f"twin's, and what happens to them afterwards makes it {factor_text(final.factor)}: "
+            f"the loss or the sum is divided by another number than it should be."
+        )
+    elif final.kind is Kind.UNSUMMED and left.kind is not Kind.EQUAL:
+        operator, why = (
+            f"all-reduce over {groups_text(final.groups or left.groups, context.names)}",
+            "Ranks have terms of it after the step, which some backward passes leave unsummed.",
+        )
+    module, first, also = module_of(one.name) if not lines else "", *_first(lines)
+    line, _, text = first.partition(": ")
+    return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def moved_gradients(context: Context, one: Compared) -> list[Collective]:
+    """Collectives of the gradient of a parameter."""
+    everything = (c for record in context.ranks.values() for c in record.collectives)
+    return [c for c in everything if c.parameter == one.name]
+
+
+def _closed(groups: Iterable[tuple[int, ...]]) -> Groups:
+    """The groups over which sums are, that were taken over some groups one after the other."""
+    found: list[set[int]] = []
+    for group in groups:
+        joined = set(group)
+        for other in [one for one in found if one & joined]:
+            joined |= other
+            found.remove(other)
+        found.append(joined)
+    return tuple(sorted(tuple(sorted(one)) for one in found))
+
+
+def _first(lines: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The first of some lines, and the others, each once."""
+    each = list(dict.fromkeys(one for one in lines if one.strip(": ")))
+    return (each[0], tuple(each[1:4])) if each else ("", ())
+
+
+def treated_as_others(context: Context, left: Relation, final: Relation) -> bool:
+    """True if what happens to a gradient after the backward pass is what happens to right ones."""
+    before, after = scaled(left), scaled(final)
+    if before is None or after is None or final.kind is Kind.UNSUMMED:
+        return False
+    for one in context.references:
+        k = scaled(one)
+        shared = {g for g, _ in one.options} & {g for g, _ in left.options}
+        if k and (shared or (not one.options and not left.options)):
+            return abs(before / k - after) < 1e-6 * max(1.0, abs(after))
+    return False

@@ -1,0 +1,233 @@
+"""What is known of a program, and the way of a gradient in it: the tensors between a parameter and
+the loss on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from linop.testing.parallel.locations import Location, Locations, uses
+from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.records import FORWARD, Call, Collective, Record
+from linop.testing.parallel.relations import Groups, Kind, Relation
+
+
+@dataclass
+class Context:
+    """What is known of a program.
+
+    Attributes:
+        names: of groups of ranks, the axes of the mesh.
+        base: the factor by which gradients on the way of right parameters are larger than the
+            twin's, since they are averaged later.
+        broken: calls of `autograd.Function`s, by rank and number, whose backward is not the adjoint
+            of their forward; each with a sentence.
+    """
+
+    ranks: dict[int, Record]
+    twin: Record
+    locations: Locations
+    names: dict[Groups, str]
+    broken: dict[tuple[int, int], str]
+    base: float = 1.0
+    references: tuple[Relation, ...] = ()
+
+
+def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, str]]:
+    """Partitions of all ranks that the program's collectives have, the most frequent first, and
+    the names of those that are axes of a mesh."""
+    count: dict[tuple[int, ...], int] = {}
+    titles: dict[tuple[int, ...], str] = {}
+    ranks = list(ranks)
+    for record in ranks:
+        for one in record.collectives:
+            group = tuple(sorted(one.ranks))
+            if len(group) > 1:
+                count[group] = count.get(group, 0) + 1
+                titles.setdefault(group, one.group)
+    everyone = sorted(record.rank for record in ranks)
+    found: list[Groups] = []
+    for group in sorted(count, key=lambda each: -count[each]):
+        chosen, left = [group], set(everyone) - set(group)
+        for other in sorted(each for each in count if len(each) == len(group)):
+            if left.issuperset(other):
+                chosen.append(other)
+                left -= set(other)
+        if not left and tuple(sorted(chosen)) not in found:
+            found.append(tuple(sorted(chosen)))
+    names = {}
+    for partition in found:
+        called = {titles.get(group, "") for group in partition} - {""}
+        if len(called) == 1:
+            names[partition] = called.pop()
+    return found, names
+
+
+def base(right: Iterable[Compared]) -> tuple[float, tuple[Relation, ...]]:
+    """The factor of gradients as backward passes leave them, of parameters that are right in the
+    end, and how those are related to the twin's."""
+    found = [one.left for one in right if one.left is not None]
+    factors = [k for one in found if (k := scaled(one))]
+    return (max(set(factors), key=factors.count) if factors else 1.0), tuple(found)
+
+
+def scaled(relation: Relation) -> float | None:
+    """The factor of a whole gradient or of a sum of terms; None of others."""
+    if relation.kind is Kind.EQUAL:
+        return 1.0
+    if relation.kind in (Kind.FACTOR, Kind.UNSUMMED) and not relation.factors:
+        return relation.factor
+    return None
+
+
+class Way:
+    """The tensors between a parameter and the loss, on one rank."""
+
+    def __init__(self, context: Context, rank: int, name: str) -> None:
+        self.context, self.rank = context, rank
+        self.record = context.ranks[rank]
+        self.used = uses(self.record)
+        self._start: list[int] = []
+        self._beside: dict[int, list[int]] = {}
+        self.numbers = self._downstream(name)
+        at = context.locations.at
+        found = [at.get((rank, number)) for number in self.numbers]
+        self.locations = [one for one in found if one is not None]
+
+    def _downstream(self, name: str) -> list[int]:
+        """Numbers of the tensors that are computed from a parameter, in the order of the pass."""
+        record = self.record
+        start = [one.number for one in record.tensors if one.parameter == name]
+        beside: dict[int, list[int]] = {}
+        for one in record.tensors:
+            for source in one.sources:
+                beside.setdefault(source, []).append(one.number)
+        self._start, self._beside = start, beside
+        found, waiting = set(start), list(start)
+        while waiting:
+            number = waiting.pop()
+            following = [n for call in self.used.get(number, ()) for n in call.outputs]
+            for other in (*following, *beside.get(number, ())):
+                if other not in found:
+                    found.add(other)
+                    waiting.append(other)
+        return sorted(found)
+
+    def turn(self, start: Relation) -> tuple[Location | None, Call | None] | None:
+        """The last tensor on the way from the parameter to the loss whose gradient is wrong as that
+        of the parameter is, before one whose gradient is not; and the call that used it. The tensor
+        is None if no known one has a wrong gradient, and data are moved before the first that is
+        known."""
+        bad = [one for one in self._run(start) if one.gradient is not None]
+        if not bad:
+            calls = [call for number in self._start for call in self._until_known(number)]
+            moving = [call for call in calls if any(self.movements(call))]
+            changes = start.kind in (Kind.FACTOR, Kind.OTHER, Kind.SHARD, Kind.NONE)
+            return (None, moving[0]) if moving and changes else None
+        last = max(bad, key=lambda one: self.numbers.index(one.numbers[self.rank]))
+        calls = self._until_known(last.numbers[self.rank])
+        moving = [call for call in calls if any(self.movements(call))]
+        return last, next(iter(moving or calls), None)
+
+    def _run(self, start: Relation) -> list[Location]:
+        """Tensors that are computed from the parameter by way of tensors with wrong gradients, or
+        unknown ones."""
+        found: list[Location] = []
+        waiting = list(self._start)
+        done = set(waiting)
+        while waiting:
+            number = waiting.pop()
+            at = self.context.locations.at.get((self.rank, number))
+            if at is not None and at.gradient is not None and number not in self._start:
+                if not self._as_wrong(at, start):
+                    continue
+                found.append(at)
+            following = [n for call in self.used.get(number, ()) for n in call.outputs]
+            for other in (*following, *self._beside.get(number, ())):
+                if other not in done:
+                    done.add(other)
+                    waiting.append(other)
+        return found
+
+    def calls_of(self, start: Relation) -> list[Call]:
+        """Calls on that way, in order."""
+        numbers = {one.numbers[self.rank] for one in self._run(start)} | set(self._start)
+        return [
+            call
+            for call in self.record.calls
+            if call.inside < 0 and call.phase == FORWARD and numbers.intersection(call.inputs)
+        ]
+
+    def _until_known(self, number: int) -> list[Call]:
+        """Calls that compute from a tensor what no tensor of the twin is, and the first that is
+        one, in order."""
+        found: dict[int, Call] = {}
+        waiting = [number]
+        while waiting:
+            for call in self.used.get(waiting.pop(), ()):
+                if call.number in found:
+                    continue
+                found[call.number] = call
+                for output in call.outputs:
+                    at = self.context.locations.at.get((self.rank, output))
+                    if at is None or at.gradient is None:
+                        waiting.append(output)
+        return [found[k] for k in sorted(found)]
+
+    def _as_wrong(self, one: Location, start: Relation) -> bool:
+        gradient = one.gradient
+        assert gradient is not None
+        tensors = self.context.locations.tensors(one)
+        if start.kind is Kind.UNSUMMED:
+            shared = {groups for groups, _ in start.options} & {g for g, _ in gradient.options}
+            return gradient.kind is Kind.UNSUMMED and bool(shared)
+        if start.kind is Kind.NONE:
+            return gradient.kind is Kind.NONE and all(t.differentiable for t in tensors.values())
+        if start.kind is Kind.FACTOR and not start.factors:
+            k = scaled(gradient)
+            wrong = start.factor * self.context.base
+            return k is not None and abs(k - wrong) < 1e-6 * max(1.0, abs(wrong))
+        if start.kind is Kind.FACTOR:
+            return gradient.kind is Kind.FACTOR and bool(gradient.factors)
+        return gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
+
+    def broken_pair(self, start: Relation) -> tuple[Call, str] | None:
+        """A call on the way whose backward is not the adjoint of its forward, the first from the
+        parameter whose result has a right gradient."""
+        for call in self.calls_of(start):
+            sentence = self.context.broken.get((self.rank, call.number))
+            if sentence is not None:
+                return call, sentence
+        return None
+
+    def copying(self, start: Relation) -> Call | None:
+        """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
+        for call in self.calls_of(start):
+            there, back = self.movements(call)
+            if call.custom and not back and {c.name for c in there} & {"broadcast", "all_gather"}:
+                return call
+        return None
+
+    def movements(self, call: Call) -> tuple[list[Collective], list[Collective]]:
+        """Collectives of a call's forward, and of its backward."""
+        moved = self.record.collectives
+        there = [c for c in moved if c.inside == call.number]
+        return there, [c for c in moved if c.backward_of == call.number]
+
+    def lines_of_movements(self) -> list[str]:
+        """Lines that move tensors on the way between ranks."""
+        numbers = set(self.numbers)
+        calls = [c for c in self.record.calls if c.custom and numbers.intersection(c.inputs)]
+        found = [f"{c.line}: {c.text}" for c in calls if any(self.movements(c))]
+        moved = [self.collective_of(one) for one in self.locations]
+        return found + [f"{c.line}: {c.text}" for c in moved if c is not None]
+
+    def collective_of(self, here: Location) -> Collective | None:
+        """The collective outside of `autograd.Function`s that moves a tensor."""
+        value = self.record.tensors[here.numbers[self.rank]].value
+        for one in self.record.collectives:
+            if one.inside >= 0 or one.phase != FORWARD or one.value is None or value is None:
+                continue
+            if one.value.size == value.size and bool((one.value == value.ravel()).all()):
+                return one
+        return None

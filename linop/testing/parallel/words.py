@@ -1,0 +1,120 @@
+"""Words of a diagnosis: factors, groups of ranks, places in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from linop.testing.parallel.findings import Place, groups_text, ranks_text
+from linop.testing.parallel.locations import Location
+from linop.testing.parallel.records import AFTER, FORWARD, Call, Collective, Record
+from linop.testing.parallel.relations import Kind, Relation
+from linop.testing.parallel.ways import Context, Way
+
+
+def detail(relation: Relation, context: Context) -> str:
+    if relation.kind is Kind.FACTOR and relation.factors:
+        each = (f"{factor_text(k)} on rank {r}" for r, k in relation.factors.items())
+        return ", ".join(each)
+    if relation.kind is Kind.FACTOR:
+        return f"{factor_text(relation.factor)}{_factor_of(relation.factor, context)}"
+    if relation.kind is Kind.UNSUMMED:
+        return f"over {groups_text(relation.groups, context.names)}"
+    return ""
+
+
+def factor_text(k: float) -> str:
+    """A factor, as a fraction where it is one of small numbers."""
+    for bottom in range(1, 65):
+        top = round(k * bottom)
+        if top and abs(k * bottom - top) < 1e-7 * bottom:
+            return str(top) if bottom == 1 else f"{top}/{bottom}"
+    return f"{k:.6g}"
+
+
+def _factor_of(k: float, context: Context) -> str:
+    """The ranks whose number a factor is."""
+    for size, word in ((k, ""), (1 / k if k else 0, "one over ")):
+        n = round(size)
+        if n < 2 or abs(size - n) > 1e-6:
+            continue
+        for groups, name in context.names.items():
+            if len(groups[0]) == n:
+                return f" = {word}the number of ranks of {name!r}"
+        if n == len(context.ranks):
+            return f" = {word}the number of ranks"
+    return ""
+
+
+def titles(collectives: Sequence[Collective]) -> list[str]:
+    return [f"{c.name.replace('_', '-')} over {ranks_text(c.ranks)}" for c in collectives]
+
+
+def module_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def of_module(context: Context, name: str) -> Place:
+    """The module of a parameter, and the line that uses it first."""
+    calls = uses_of(context, name)
+    if not calls:
+        records = context.ranks.values()
+        calls = [c for r in records for c in r.calls if c.module == module_of(name) and c.module]
+    first = calls[0] if calls else None
+    return Place(module_of(name), first.line if first else "", first.text if first else "")
+
+
+def uses_of(context: Context, name: str) -> list[Call]:
+    """The calls that use a parameter, one for each place."""
+    found: dict[str, Call] = {}
+    for record in context.ranks.values():
+        numbers = {one.number for one in record.tensors if one.parameter == name}
+        for call in record.calls:
+            if call.phase != AFTER and call.inside < 0 and numbers.intersection(call.inputs):
+                found.setdefault(call.line, call)
+    return list(found.values())
+
+
+def lines_of(record: Record, name: str) -> frozenset[str]:
+    """The lines at which a rank uses a parameter."""
+    numbers = {one.number for one in record.tensors if one.parameter == name}
+    used = (c for c in record.calls if c.phase == FORWARD and numbers.intersection(c.inputs))
+    return frozenset(call.line for call in used)
+
+
+def used_name(call: Call, way: Way) -> str:
+    """The module that a call belongs to, or the parameter that it uses."""
+    if call.module:
+        named = [way.record.tensors[n].parameter for n in call.inputs]
+        own = [name for name in named if name.startswith(f"{call.module}.")]
+        if own or call.kind:
+            return call.module
+    named = [way.record.tensors[n].parameter for n in call.inputs]
+    names = [name for name in named if name]
+    return module_of(names[0]) or names[0] if names else call.name
+
+
+def place_of(call: Call | None, here: Location | None) -> Place:
+    if call is not None:
+        return Place(call.module, call.line, call.text)
+    return Place(here.key[1], here.key[2]) if here is not None else Place()
+
+
+def at(moved: Collective, module: str) -> Place:
+    return Place(module, moved.line, moved.text)
+
+
+def with_switches(context: Context, place: Place) -> Place:
+    """With the lines that keep data parallelism from summing gradients."""
+    lines = [each for record in context.ranks.values() for each in record.unsynchronized]
+    return replace(place, also=tuple(dict.fromkeys(lines)))
+
+
+def ends_of_the_loss(context: Context) -> list[str]:
+    """The last lines of forward passes, which put the loss together."""
+    found = []
+    for record in context.ranks.values():
+        calls = [c for c in record.calls if c.phase == FORWARD and c.line
+                 and c.name not in ("detach", "clone", "item")]  # fmt: skip
+        found += [f"{c.line}: {c.text}" for c in calls[-1:]]
+    return found
