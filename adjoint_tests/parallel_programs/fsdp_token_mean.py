@@ -1,5 +1,6 @@
 """FSDP2 training of a small tagger whose loss is a mean over all labelled tokens of the batch.
-Padding is ignored; the ranks have different numbers of labels, so the sum is divided by the total."""
+Padding is ignored; the ranks have different numbers of labels, so the sum is
+divided by the total."""
 
 import os
 
@@ -75,10 +76,14 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": ["embed.weight", "layers.0.weight", "layers.0.bias", "layers.1.weight",
-                  "layers.1.bias", "tags.weight", "tags.bias"],
-    "kind": "factor 0.5", "factor": 0.5, "loss": "equal",
-    "note": "the loss is divided by the tokens of all ranks, and FSDP averages over the 2 ranks of dp",
+    "parameter": [
+        "embed.weight", "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
+        "tags.weight", "tags.bias",
+    ],
+    "kind": "factor 0.5",
+    "factor": 0.5,
+    "loss": "equal",
+    "note": "the loss is divided by the tokens of all ranks, and FSDP averages over dp besides",
     "place": ["scale = 1 if WRONG", "(total * scale).backward()", "fully_shard"],
     "report": "meta-pytorch/torchtune#2172",
 }  # fmt: skip

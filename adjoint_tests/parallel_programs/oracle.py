@@ -5,12 +5,14 @@
 
 It is the answer that `linop verify` is compared with, and knows nothing of linop. A version runs in
 `WORLD` processes of gloo, which take one step each; every rank also takes the twin's, and compares
-loss, gradients, and parameters and buffers after one step of SGD (lr=0.1). Gradients of DTensors are
-compared block by block, in the placements of their parameters. The right version has to be equal;
-the wrong one has to differ as its FAULT says: on those parameters alone, in that way. Optional keys of
-FAULT beside those of the programs' interface: `kinds` (parameters of another kind than `kind`),
-`accept` (kinds that are as good an answer), `state` (names that differ only after the optimizer's
-step), `report` (a public report of the mechanism)."""
+loss, gradients, and parameters and buffers after one step of SGD (lr=0.1). Gradients of DTensors
+are compared block by block, in the placements of their parameters. The right version has to be
+equal; the wrong one has to differ as its FAULT says: on those parameters alone, in that way.
+
+Keys of FAULT beside those of the programs' interface: `place` (modules or source text where one
+would look, any of them), `kinds` (parameters of another kind than `kind`), `accept` (kinds that are
+as good an answer), `state` (names that differ only after the optimizer's step), `report` (a public
+report of the mechanism, or None)."""
 
 import argparse
 import ast
