@@ -1,5 +1,5 @@
-"""Two data parallel replicas, each of two context parallel ranks (2 x 2). Attention gathers keys and
-values of the replica; gradients are averaged over replicas and summed over the context."""
+"""Two data parallel replicas, each of two context parallel ranks (2 x 2). Attention gathers keys
+and values of the replica; gradients are averaged over replicas and summed over the context."""
 
 import os
 
