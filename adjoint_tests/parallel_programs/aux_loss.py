@@ -1,5 +1,5 @@
-"""Switch routing with an auxiliary loss that balances the experts: the share of tokens of each expert
-times its mean probability, over the tokens of all ranks. Data parallel."""
+"""Switch routing with an auxiliary loss that balances the experts: the share of tokens of each
+expert times its mean probability, over the tokens of all ranks. Data parallel."""
 
 import os
 
@@ -85,5 +85,5 @@ FAULT = {
         "probabilities are averaged over all"
     ),
     "place": ["shares = counts / len(p)", "balance", "router"],
-    "report": "NVIDIA/Megatron-LM#3672",
+    "report": None,
 }  # fmt: skip

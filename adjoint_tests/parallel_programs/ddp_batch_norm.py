@@ -1,5 +1,5 @@
-"""Image classifier with batch norm, trained with DDP on two ranks that have samples of their own. The
-model is converted for training on several ranks before it is wrapped."""
+"""Image classifier with batch norm, trained with DDP on two ranks that have samples of their
+own. The model is converted for training on several ranks before it is wrapped."""
 
 import os
 

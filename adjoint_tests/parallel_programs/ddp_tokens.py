@@ -1,5 +1,5 @@
-"""Causal language model trained with DDP on padded sequences. The loss of a step is a mean over the
-tokens that have a label, in all micro-batches and on all ranks."""
+"""Causal language model trained with DDP on padded sequences. The loss of a step is a mean over
+the tokens that have a label, in all micro-batches and on all ranks."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Mixture of experts with tensor parallel experts. The router is a replicated DTensor, applied to
-the whole input on each rank; every rank runs its slice of each expert's hidden units."""
+"""Mixture of experts with tensor parallel experts. The router is a replicated DTensor, applied
+to the whole input on each rank; every rank runs its slice of each expert's hidden units."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Row parallel linear of tensor parallelism, with DTensor weights and local computation: each rank
-adds its share of the bias to its partial output, and the outputs are summed."""
+"""Row parallel linear of tensor parallelism, with DTensor weights and local computation: each
+rank adds its share of the bias to its partial output, and the outputs are summed."""
 
 import os
 

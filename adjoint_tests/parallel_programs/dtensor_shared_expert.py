@@ -1,5 +1,5 @@
-"""A layer of routed and shared experts. The routed ones are plain tensors, cut over the ranks, the
-shared one is a DTensor, cut by columns and rows; both read the same normalised input."""
+"""A layer of routed and shared experts. The routed ones are plain tensors, cut over the ranks,
+the shared one is a DTensor, cut by columns and rows; both read the same normalised input."""
 
 import os
 

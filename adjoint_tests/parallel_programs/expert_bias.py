@@ -1,5 +1,5 @@
-"""Mixture of experts with balancing by biases: a buffer is added to the scores when experts are chosen,
-and moves against the load of each expert in the batch. Data parallel by hand."""
+"""Mixture of experts with balancing by biases: a buffer is added to the scores when experts are
+chosen, and moves against the load of each expert in the batch. Data parallel by hand."""
 
 import os
 
@@ -30,15 +30,16 @@ class Router(nn.Module):
 
 
 class Moe(nn.Module):
-    def __init__(self):
+    def __init__(self, spread=False):
         super().__init__()
+        self.spread = spread
         self.router = Router()
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
 
     def forward(self, x):
         weights = self.router(x)
         y = sum(weights[:, e, None] * expert(x) for e, expert in enumerate(self.experts))
-        if not dist.is_initialized() or not getattr(self, "spread", False):
+        if not self.spread:  # else after the step
             balance(self.router)
         return x + y
 
@@ -55,9 +56,8 @@ def twin():
 
 
 def model(twin):
-    net = Moe()
+    net = Moe(spread=True)
     net.load_state_dict(twin.state_dict())
-    net.spread = True
     return net
 
 

@@ -1,5 +1,5 @@
-"""Expert parallel OLMoE-like block: every rank sees all tokens, runs the experts that it owns, and
-the outputs are summed. Scores of experts that live elsewhere are masked."""
+"""Expert parallel OLMoE-like block: every rank sees all tokens, runs the experts that it owns,
+and the outputs are summed. Scores of experts that live elsewhere are masked."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Data parallel projection head with features centred over the whole batch: the mean comes from all
-ranks, in the forward pass. DDP averages the gradients."""
+"""Data parallel projection head with features centred over the whole batch: the mean comes from
+all ranks, in the forward pass. DDP averages the gradients."""
 
 import os
 

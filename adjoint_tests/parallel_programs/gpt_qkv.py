@@ -1,5 +1,5 @@
-"""A GPT block in tensor parallel form: heads and hidden units are cut over the ranks. Queries, keys
-and values come from one matrix, stored as in nanoGPT: three blocks of rows."""
+"""A GPT block in tensor parallel form: heads and hidden units are cut over the ranks. Queries,
+keys and values come from one matrix, stored as in nanoGPT: three blocks of rows."""
 
 import os
 

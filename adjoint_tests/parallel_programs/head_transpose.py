@@ -1,5 +1,5 @@
-"""Language model head cut by vocabulary. Hidden states are kept as [batch, time, width] and given
-to the head as [time, batch, width]; the loss is computed on the gathered logits."""
+"""Language model head cut by vocabulary. Hidden states are kept as [batch, time, width] and
+given to the head as [time, batch, width]; the loss is computed on the gathered logits."""
 
 import os
 

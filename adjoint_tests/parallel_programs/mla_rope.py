@@ -1,5 +1,5 @@
-"""Multi-head latent attention with heads cut over the ranks. Keys have a part for each head and a
-position part that all heads share; the latent layer before both is replicated."""
+"""Multi-head latent attention with heads cut over the ranks. Keys have a part for each head and
+a position part that all heads share; the latent layer before both is replicated."""
 
 import os
 

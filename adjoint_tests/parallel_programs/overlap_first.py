@@ -1,5 +1,5 @@
-"""Data parallel training with gradient accumulation, whose all-reduces overlap with backward: hooks
-start them as gradients come in, and the optimizer's step waits for all."""
+"""Data parallel training with gradient accumulation, whose all-reduces overlap with backward:
+hooks start them as gradients come in, and the optimizer's step waits for all."""
 
 import os
 

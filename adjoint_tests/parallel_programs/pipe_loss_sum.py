@@ -1,5 +1,5 @@
-"""1F1B pipeline of torch.distributed.pipelining with a sum over labelled tokens as loss, which is
-divided by the number of tokens of the batch."""
+"""1F1B pipeline of torch.distributed.pipelining with a sum over labelled tokens as loss, which
+is divided by the number of tokens of the batch."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""GPipe of torch.distributed.pipelining on two stages, with two rounds of gradient accumulation; the
-loss function divides, so that all rounds together are a mean."""
+"""GPipe of torch.distributed.pipelining on two stages, with two rounds of gradient accumulation;
+the loss function divides, so that all rounds together are a mean."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Three pipeline stages of a small U-net. The first stage's output goes to the second, and past it to
-the third as a skip connection; gradients come back the same ways."""
+"""Three pipeline stages of a small U-net. The first stage's output goes to the second, and past
+it to the third as a skip connection; gradients come back the same ways."""
 
 import os
 

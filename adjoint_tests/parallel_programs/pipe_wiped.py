@@ -1,5 +1,5 @@
-"""Pipeline by send and receive, with buffers for activations that are set up anew whenever the length
-of the sequences changes. Gradients accumulate over two batches of different lengths."""
+"""Pipeline by send and receive, with buffers for activations that are set up anew whenever the
+length of the sequences changes. Gradients accumulate over two batches of different lengths."""
 
 import os
 

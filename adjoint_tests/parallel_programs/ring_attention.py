@@ -1,5 +1,5 @@
-"""Ring attention: tokens are cut over the ranks, keys and values travel around the ring in forward
-and again in backward, together with their gradients. Softmax by running maximum and sum."""
+"""Ring attention: tokens are cut over the ranks, keys and values travel around the ring in
+forward and again in backward, together with their gradients. Softmax by running maximum and sum."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Linear attention with a ring of key-value states: rank r needs the states of the ranks before it
-(causal by blocks), and receives them one after another from its neighbour."""
+"""Linear attention with a ring of key-value states: rank r needs the states of the ranks before
+it (causal by blocks), and receives them one after another from its neighbour."""
 
 import os
 

@@ -1,5 +1,6 @@
-"""Row parallel linear with sequence parallel output and overlapped communication, beside a column
-parallel one: outputs are reduced and scattered, gradients gathered while the weights multiply."""
+"""Row parallel linear with sequence parallel output and overlapped communication, beside a
+column parallel one: outputs are reduced and scattered, gradients gathered while the weights
+multiply."""
 
 import os
 

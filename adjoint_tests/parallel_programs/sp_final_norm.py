@@ -1,5 +1,5 @@
-"""Megatron-style sequence parallel decoder: norms run on a rank's tokens, and parameters that carry
-the mark `sequence_parallel` get their gradients summed over the tensor parallel group."""
+"""Megatron-style sequence parallel decoder: norms run on a rank's tokens, and parameters that
+carry the mark `sequence_parallel` get their gradients summed over the tensor parallel group."""
 
 import os
 

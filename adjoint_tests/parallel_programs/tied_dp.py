@@ -1,5 +1,6 @@
-"""Two pipeline stages in two replicas (2 x 2), with a distributed optimizer: each replica owns half of
-the flat gradients. The token table is on both stages; its copies' gradients are added up."""
+"""Two pipeline stages in two replicas (2 x 2), with a distributed optimizer: each replica owns
+half of the flat gradients. The token table is on both stages; its copies' gradients are added
+up."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Cross entropy of logits that are cut by vocabulary over the ranks, with label smoothing. Maximum,
-sum of exponentials and the target's logit are reduced over the ranks by hand."""
+"""Cross entropy of logits that are cut by vocabulary over the ranks, with label smoothing.
+Maximum, sum of exponentials and the target's logit are reduced over the ranks by hand."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""ZeRO by hand: each rank keeps the rows of a flat parameter, gathers all for the forward pass, and
-gets its rows of the summed gradient from a reduce-scatter in the backward pass."""
+"""ZeRO by hand: each rank keeps the rows of a flat parameter, gathers all for the forward pass,
+and gets its rows of the summed gradient from a reduce-scatter in the backward pass."""
 
 import os
 
