@@ -97,7 +97,18 @@ def loss(logits, target):
 
 
 FAULT = {
-    "parameter": ["x"],
+    "parameter": [
+        "net.model.layers.0.input_layernorm.weight",
+        "net.model.layers.0.post_attention_layernorm.weight",
+        "net.model.layers.0.self_attn.q_proj.weight", "net.model.layers.0.self_attn.k_proj.weight",
+        "net.model.layers.0.self_attn.v_proj.weight", "net.model.layers.0.self_attn.o_proj.weight",
+        "net.model.layers.1.input_layernorm.weight",
+        "net.model.layers.1.post_attention_layernorm.weight",
+        "net.model.layers.1.self_attn.q_proj.weight", "net.model.layers.1.self_attn.k_proj.weight",
+        "net.model.layers.1.self_attn.v_proj.weight", "net.model.layers.1.self_attn.o_proj.weight",
+        "net.model.embed_tokens.weight", "net.model.layers.0.mlp.gate_proj.weight",
+        "net.model.layers.0.mlp.up_proj.weight", "net.model.layers.0.mlp.down_proj.weight",
+    ],
     "kind": "other",
     "factor": None,
     "loss": "equal",

@@ -77,14 +77,18 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": ["4.down.weight", "4.up.weight"],
+    "parameter": [
+        "0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight", "4.down.weight",
+        "4.up.weight",
+    ],
     "kind": "missing sum over 2 ranks",
     "factor": None,
     "loss": "equal",
     "note": (
-        "the last adapter comes after DDP has listed its parameters, and is not averaged:"
-        " the gradients of the ranks sum to 2 times the twin's"
+        "DDP lists the parameters of the plain last layer, which is then replaced and "
+        "frozen: its bucket never fills, and no adapter is averaged (the ranks' gradients"
+        " sum to 2 times the twin's)"
     ),
-    "place": ["4", "wrapped = DistributedDataParallel(net)", "attach(net, 4)"],
+    "place": ["wrapped = DistributedDataParallel(net)", "attach(net, 4)", "4"],
     "report": "kohya-ss/sd-scripts#989",
 }  # fmt: skip
