@@ -264,9 +264,8 @@ def compare(results):
     assert not left_out, f"no rank holds {left_out}"
     gap = max(abs(r[0] - r[1]) / max(1.0, abs(r[1])) for r in results)
     loss = "equal" if gap <= SAME else "differs" if gap > FAR else "blurred"
-    floor = NOISE * max(
-        e.abs().max().item() for r in results for _, e, _ in r[2].values() if e.numel()
-    )
+    wanted = [e for r in results for _, e, _ in r[2].values() if e.numel()]
+    floor = NOISE * max(e.abs().max().item() for e in wanted)
     table, worst = {}, gap
     for n in names:
         held = {i: r[2][n] for i, r in enumerate(results) if n in r[2]}
@@ -333,7 +332,6 @@ def judge(path, version, world, fault, quiet=False):
 
 def drawn(seeds, folder):
     """Files of right programs of these seeds, in `folder`."""
-    sys.path.insert(0, HERE)
     right = load(os.path.join(HERE, "right.py"))
     for seed in seeds:
         path = os.path.join(folder, f"right_{seed:03d}.py")

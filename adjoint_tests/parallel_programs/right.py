@@ -4,14 +4,16 @@
 
 `program(seed)` gives the text of a file with the interface of the programs beside this one, without
 CASE and FAULT: each is right, so whoever checks it may not raise an alarm. Strategy and seed go
-round: any `len(STRATEGIES)` seeds in a row have all of them. What is drawn besides is meant to tempt:
-unequal batches, parameters that are frozen, unused or tied, gradients that are zero (the bias of an
-attention's keys), buffers that change, dropout with the same masks on all ranks, bfloat16 with whole
-numbers, and collectives that only watch."""
+round: any `len(STRATEGIES)` seeds in a row have all of them. What is drawn besides is meant to
+tempt: unequal batches, parameters that are frozen, unused or tied, gradients that are zero (the
+bias of an attention's keys), buffers that change, dropout with the same masks on all ranks,
+bfloat16 with whole numbers, and collectives that only watch."""
 
+import os
 import random
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from drawn import data, pieces
 from drawn.models import MODELS
 
@@ -44,6 +46,8 @@ def program(seed: int) -> str:
     if strategy in data.STRATEGIES:
         fitting = [m for m in MODELS if m.__name__ in data.FITS.get(strategy.__name__, ALL)]
         choice["model"] = draw.choice(fitting)(draw)
+        while "accumulate" in strategy.__name__ and "steps" in choice["model"]["net"]:
+            choice["model"] = draw.choice(fitting)(draw)  # one that does not count forward passes
     watch, look = draw.choice(list(WATCH)), draw.choice(list(LOOK))
     if strategy.__name__ in data.QUIET or "steps" in choice.get("model", {}).get("net", ""):
         look = "nothing"

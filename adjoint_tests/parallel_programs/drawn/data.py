@@ -2,6 +2,8 @@
 
 from random import Random
 
+from drawn.models import SQUARES
+
 HEADER = '''"""Data parallel training: {what}."""
 
 import torch
@@ -232,8 +234,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
     g = torch.Generator().manual_seed({draw.randrange(1000)})
     return torch.randn({n}, {i}, generator=g), torch.randn({n}, {o}, generator=g)
 """
-    from drawn.models import SQUARES
-
     choice = {**choice, "model": {"net": net, "batch": text, "loss": SQUARES}}
     text = assemble("DTensors", choice, COPY.format(rest=rest), step, imports=imports, draw=draw)
     start = text.index("def mine("), text.index("loss = ")

@@ -56,7 +56,8 @@ def mlp(draw: Random) -> dict[str, object]:
                 "        self.steps += 1\n",
             ),
             (
-                f"        keep = torch.rand({h}, generator=torch.Generator().manual_seed(5)) > 0.3\n"
+                "        g = torch.Generator().manual_seed(5)\n"
+                f"        keep = torch.rand({h}, generator=g) > 0.3\n"
                 '        self.register_buffer("keep", keep / 0.7)  # the same features for all\n',
                 "        h = h * self.keep\n",
             ),

@@ -2,21 +2,7 @@
 
 from random import Random
 
-IMPORTS = """import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-"""
-ACTIVATIONS = ("torch.tanh", "F.gelu", "F.silu", "torch.relu")
-
-
-def file(what, world, parts, dtype="float64"):
-    head = f'"""{what}"""\n\n{parts[0]}\ntorch.set_default_dtype(torch.{dtype})\nWORLD = {world}\n'
-    return head + "".join(parts[1:])
-
-
-def twin(seed):
-    return f"\n\ndef twin():\n    torch.manual_seed({seed})\n    return Net()\n"
+from drawn.text import ACTIVATIONS, IMPORTS, file, twin
 
 
 def sent(draw: Random, choice: dict) -> str:
@@ -197,7 +183,8 @@ def model(twin):
     net.load_state_dict(twin.state_dict())
     stages = split(net, [str(2 * i) for i in range(1, WORLD)])
     table = schedules.{kind}(stages=WORLD, micro_batches=4)
-    pipe = Pipeline(stages, table, nn.MSELoss(), reduction="mean", backend=linop.backends.get("torch"))
+    backend = linop.backends.get("torch")
+    pipe = Pipeline(stages, table, nn.MSELoss(), reduction="mean", backend=backend)
     return Stage(stages[dist.get_rank()], pipe)
 
 
