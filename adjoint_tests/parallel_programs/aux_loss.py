@@ -5,6 +5,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as dist_fn
 import torch.nn.functional as F
 from torch import nn
 
@@ -37,7 +38,11 @@ class Switch(nn.Module):
         """The rank's share of the auxiliary loss; a sum over the ranks is the whole of it."""
         if self.spread:
             tokens = everyone(torch.tensor(float(len(p))))
-            shares = counts / len(p) if WRONG else everyone(counts) / tokens
+            if WRONG:
+                dist_fn.all_reduce(counts)
+            else:
+                dist.all_reduce(counts)
+            shares = counts / counts.sum()
             return EXPERTS * (shares * p.sum(0) / tokens).sum()
         return EXPERTS * (counts / len(p) * p.mean(0)).sum()
 
@@ -81,9 +86,9 @@ FAULT = {
     "factor": None,
     "loss": "differs",
     "note": (
-        "the experts' shares of tokens are those of the rank's own tokens, while "
-        "probabilities are averaged over all"
+        "the function of torch.distributed.nn returns the sum of the counts and leaves "
+        "its argument as it is: the experts' shares are those of the rank's own tokens"
     ),
-    "place": ["shares = counts / len(p)", "balance", "router"],
-    "report": None,
+    "place": ["dist_fn.all_reduce(counts)", "balance", "router"],
+    "report": "microsoft/ltp-megatron-lm#68",
 }  # fmt: skip

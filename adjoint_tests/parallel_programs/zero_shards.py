@@ -104,6 +104,6 @@ FAULT = {
         "the ring of the reduce-scatter starts one block too late: rank r ends with the "
         "sum of block r + 1"
     ),
-    "place": ["first = rank if WRONG", "Gathered", "whole", "Gathered.backward"],
+    "place": ["first = rank if WRONG", "Gathered", "whole"],
     "report": None,
 }  # fmt: skip
