@@ -82,13 +82,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["router.weight"],
-    "kind": "statistics per rank",
-    "factor": None,
-    "loss": "differs",
-    "note": (
-        "the function of torch.distributed.nn returns the sum of the counts and leaves "
-        "its argument as it is: the experts' shares are those of the rank's own tokens"
-    ),
+    "kind": "statistics per rank", "factor": None, "loss": "differs",
+    "note": "the function of torch.distributed.nn returns the sum of the counts and leaves its "
+            "argument as it is: the experts' shares are those of the rank's own tokens",
     "place": ["dist_fn.all_reduce(counts)", "balance", "router"],
     "report": "microsoft/ltp-megatron-lm#68",
 }  # fmt: skip

@@ -79,13 +79,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["inp.weight", "inp.bias", "gate.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "differs",
-    "note": (
-        "the sum of the rank's own probabilities is divided by the tokens of both ranks, "
-        "and then averaged: the balancing term counts half"
-    ),
+    "kind": "other", "factor": None, "loss": "differs",
+    "note": "the sum of the rank's own probabilities is divided by the tokens of both ranks, and "
+            "then averaged: the balancing term counts half",
     "place": ["balance", "(tokens if WRONG else own)", "GlobalBalance"],
     "report": "NVIDIA/Megatron-LM#3672",
 }  # fmt: skip

@@ -91,13 +91,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["bn.weight", "bn.bias"],
-    "kind": "factor 2",
-    "factor": 2.0,
-    "loss": "equal",
-    "note": (
-        "the layer's backward sums the gradients of weight and bias over the 2 ranks, and"
-        " the training step does so again"
-    ),
+    "kind": "factor 2", "factor": 2.0, "loss": "equal",
+    "note": "the layer's backward sums the gradients of weight and bias over the 2 ranks, and the"
+            " training step does so again",
     "place": ["bn", "db, dw = everyone if WRONG", "Normalise", "dist.all_reduce(p.grad)"],
     "report": "sony/nnabla#1120",
 }  # fmt: skip

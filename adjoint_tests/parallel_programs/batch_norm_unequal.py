@@ -89,13 +89,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["inp.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "backward takes the mean of the ranks' means, though they have 6 and 3 samples; "
-        "forward weighs them by their numbers"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "backward takes the mean of the ranks' means, though they have 6 and 3 samples; "
+            "forward weighs them by their numbers",
     "place": ["summed(parts / len(grad)) / WORLD", "Normalise", "bn"],
     "report": "pytorch/pytorch#36382",
 }  # fmt: skip

@@ -106,14 +106,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias"],
-    "kind": "other",
-    "accept": ["factor k"],
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the squares of replicated parameters are summed over the ranks too, so the norm "
-        "is too large: one factor for all gradients, that depends on their values"
-    ),
+    "kind": "other", "factor": None, "loss": "equal", "accept": ["factor k"],
+    "note": "the squares of replicated parameters are summed over the ranks too, so the norm is "
+            "too large: one factor for all gradients, that depends on their values",
     "place": ["clip", "REPLICATED and not WRONG", "dist.all_reduce(pieces)"],
     "report": "NVIDIA-NeMo/RL#3788",
 }  # fmt: skip

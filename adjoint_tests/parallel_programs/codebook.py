@@ -84,13 +84,9 @@ def step(model, mine):
 FAULT = {
     "parameter": [],
     "state": ["codes.embed", "codes.cluster_size"],
-    "kind": "statistics per rank",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the codebook moves to the means of the rank's own samples; gradients are right, "
-        "the buffers of the ranks part"
-    ),
+    "kind": "statistics per rank", "factor": None, "loss": "equal",
+    "note": "the codebook moves to the means of the rank's own samples; gradients are right, the "
+            "buffers of the ranks part",
     "place": ["codes", "spread=not WRONG", "update", "self.embed, self.cluster_size"],
     "report": "espnet/espnet#6284",
 }  # fmt: skip

@@ -93,13 +93,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["q.weight", "q.bias", "kv.weight", "kv.bias", "o.weight", "o.bias"],
-    "kind": "factor 2",
-    "factor": 2.0,
-    "loss": "equal",
-    "note": (
-        "the loss is multiplied by the 2 ranks of cp, for an average over them that is "
-        "not taken"
-    ),
+    "kind": "factor 2", "factor": 2.0, "loss": "equal",
+    "note": "the loss is multiplied by the 2 ranks of cp, for an average over them that is not "
+            "taken",
     "place": ["value = value * dist.get_world_size(cp)", "value.backward()"],
     "report": "NVIDIA/Megatron-LM#906",
 }  # fmt: skip

@@ -75,20 +75,12 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "image.0.weight", "image.0.bias", "image.2.weight", "image.2.bias", "text.0.weight",
-        "text.0.bias", "text.2.weight", "text.2.bias",
-    ],
-    "kind": "factor 0.5",
-    "factor": 0.5,
-    "loss": "equal",
-    "note": (
-        "a rank's features get the gradient of its own loss alone, not of the loss of the"
-        " other, and DDP averages over the 2 ranks; the scale, which is not gathered, is "
-        "right"
-    ),
-    "place": [
-        "dist.all_gather(parts, features.detach())", "gather", "parts[dist.get_rank()] = features",
-    ],
+    "parameter": ["image.0.weight", "image.0.bias", "image.2.weight", "image.2.bias",
+                  "text.0.weight", "text.0.bias", "text.2.weight", "text.2.bias"],
+    "kind": "factor 0.5", "factor": 0.5, "loss": "equal",
+    "note": "a rank's features get the gradient of its own loss alone, not of the loss of the "
+            "other, and DDP averages over the 2 ranks; the scale, which is not gathered, is right",
+    "place": ["dist.all_gather(parts, features.detach())", "gather",
+              "parts[dist.get_rank()] = features"],
     "report": "mlfoundations/open_clip#616",
 }  # fmt: skip

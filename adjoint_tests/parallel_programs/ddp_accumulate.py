@@ -64,14 +64,9 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "conv.weight", "conv.bias", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "rnn.bias_ih_l0",
-        "rnn.bias_hh_l0", "out.weight", "out.bias",
-    ],
-    "kind": "missing sum over 2 ranks",
-    "accept": ["other"],
-    "factor": None,
-    "loss": "equal",
+    "parameter": ["conv.weight", "conv.bias", "rnn.weight_ih_l0", "rnn.weight_hh_l0",
+                  "rnn.bias_ih_l0", "rnn.bias_hh_l0", "out.weight", "out.bias"],
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal", "accept": ["other"],
     "note": "the first micro-batch is averaged, the others stay on their rank",
     "place": ["model.no_sync()", "boundary % ACCUM_GRAD == 0", "boundary = batch_idx"],
     "report": "modelscope/FunASR#3472",

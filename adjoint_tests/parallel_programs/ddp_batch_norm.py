@@ -94,9 +94,7 @@ def step(model, mine):
 FAULT = {
     "parameter": ["0.weight", "1.weight", "1.bias", "5.weight", "5.bias"],
     "state": ["1.running_mean", "1.running_var"],
-    "kind": "statistics per rank",
-    "factor": None,
-    "loss": "differs",
+    "kind": "statistics per rank", "factor": None, "loss": "differs",
     "note": "batch norm was not converted: mean and variance are those of the rank's own samples",
     "place": ["1", "net if WRONG else convert(net)", "BatchNorm2d"],
     "report": None,

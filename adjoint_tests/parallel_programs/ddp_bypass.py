@@ -76,17 +76,11 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "encoder.weight", "encoder.bias", "score.weight", "score.bias", "calibration.weight",
-        "calibration.bias",
-    ],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the loss is computed by the module inside of DDP, which then never reduces; "
-        "DDP's sum is a mean, so the ranks' gradients sum to 2 times the twin's"
-    ),
+    "parameter": ["encoder.weight", "encoder.bias", "score.weight", "score.bias",
+                  "calibration.weight", "calibration.bias"],
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "the loss is computed by the module inside of DDP, which then never reduces; DDP's "
+            "sum is a mean, so the ranks' gradients sum to 2 times the twin's",
     "place": ["model.module.module.compute_loss(x, t)", "DistributedDataParallel"],
     "report": "OpenTSLM/OpenTSLM#49",
 }  # fmt: skip

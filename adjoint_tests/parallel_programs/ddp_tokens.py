@@ -76,16 +76,12 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "embed.weight", "layer.self_attn.in_proj_weight", "layer.self_attn.in_proj_bias",
-        "layer.self_attn.out_proj.weight", "layer.self_attn.out_proj.bias", "layer.linear1.weight",
-        "layer.linear1.bias", "layer.linear2.weight", "layer.linear2.bias", "layer.norm1.weight",
-        "layer.norm1.bias", "layer.norm2.weight", "layer.norm2.bias", "head.weight",
-    ],
-    "kind": "other",
-    "accept": ["statistics per rank"],
-    "factor": None,
-    "loss": "differs",
+    "parameter": ["embed.weight", "layer.self_attn.in_proj_weight", "layer.self_attn.in_proj_bias",
+                  "layer.self_attn.out_proj.weight", "layer.self_attn.out_proj.bias",
+                  "layer.linear1.weight", "layer.linear1.bias", "layer.linear2.weight",
+                  "layer.linear2.bias", "layer.norm1.weight", "layer.norm1.bias",
+                  "layer.norm2.weight", "layer.norm2.bias", "head.weight"],
+    "kind": "other", "factor": None, "loss": "differs", "accept": ["statistics per rank"],
     "note": "each rank divides by its own number of labels, and the ranks' means count the same",
     "place": ["scale = 1 / items", "items", "DistributedDataParallel"],
     "report": "huggingface/transformers#34242",

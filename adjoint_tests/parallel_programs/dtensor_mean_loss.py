@@ -52,13 +52,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["0.weight", "0.bias", "2.weight", "2.bias"],
-    "kind": "factor 2",
-    "factor": 2.0,
-    "loss": "equal",
-    "note": (
-        "the mean of cut samples is a DTensor of means to be averaged; on the way back "
-        "each rank divides by its own number of samples, and the 2 ranks of dp are summed"
-    ),
+    "kind": "factor 2", "factor": 2.0, "loss": "equal",
+    "note": "the mean of cut samples is a DTensor of means to be averaged; on the way back each "
+            "rank divides by its own number of samples, and the 2 ranks of dp are summed",
     "place": ["value = loss(y, t)", "redistribute(placements=[Replicate()])", "mse_loss"],
     "report": None,
 }  # fmt: skip

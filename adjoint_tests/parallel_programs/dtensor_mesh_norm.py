@@ -81,13 +81,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["norm.weight"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the norm sees a part of the sequence on each rank of tp, and its gradient is "
-        "taken for replicated on that axis"
-    ),
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "the norm sees a part of the sequence on each rank of tp, and its gradient is taken "
+            "for replicated on that axis",
     "place": ["norm", "self.weight.to_local(grad_placements=summed)", "Replicate() if WRONG"],
     "report": "pytorch/torchtitan#2532",
 }  # fmt: skip

@@ -84,13 +84,9 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["gate.weight"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "each rank's scores weigh its slice of the hidden units: their gradients are "
-        "terms of a sum over tp, and to_local() takes them for whole ones"
-    ),
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "each rank's scores weigh its slice of the hidden units: their gradients are terms of"
+            " a sum over tp, and to_local() takes them for whole ones",
     "place": ["gate", "out.to_local()", "scores"],
     "report": "pytorch/torchtitan#2387",
 }  # fmt: skip

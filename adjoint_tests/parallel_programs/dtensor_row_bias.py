@@ -83,9 +83,7 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["wo.bias"],
-    "kind": "factor 0.5",
-    "factor": 0.5,
-    "loss": "equal",
+    "kind": "factor 0.5", "factor": 0.5, "loss": "equal",
     "note": "the shares of the bias are a division that autograd follows: 1 / the 2 ranks of tp",
     "place": ["wo", "bias = bias / self.degree"],
     "report": "pytorch/torchtitan#4332",

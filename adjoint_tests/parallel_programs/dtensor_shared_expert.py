@@ -86,13 +86,9 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["norm.weight", "norm.bias"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "from_local sums the shared expert's input gradient over tp, and the function "
-        "before it sums it again: that branch counts 2 times"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "from_local sums the shared expert's input gradient over tp, and the function before "
+            "it sums it again: that branch counts 2 times",
     "place": ["DTensor.from_local(h, self.mesh, [Replicate()]", "shared_in", "CopyToRanks"],
     "report": "pytorch/torchtitan#2416",
 }  # fmt: skip

@@ -87,13 +87,9 @@ def step(model, mine):
 FAULT = {
     "parameter": [],
     "state": ["router.expert_bias"],
-    "kind": "statistics per rank",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the load is that of the rank's own tokens, so the biases of the ranks part; "
-        "gradients of this step are right"
-    ),
+    "kind": "statistics per rank", "factor": None, "loss": "equal",
+    "note": "the load is that of the rank's own tokens, so the biases of the ranks part; "
+            "gradients of this step are right",
     "place": ["router", "dist.all_reduce(model.router.load)", "balance", "expert_bias"],
     "report": "pytorch/torchtitan#1114",
 }  # fmt: skip

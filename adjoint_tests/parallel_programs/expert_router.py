@@ -102,16 +102,12 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["gate.weight", "norm.weight"],
-    "kind": "other",
+    "kind": "other", "factor": None, "loss": "equal",
     "kinds": {
         "gate.weight": "missing sum over 2 ranks",
     },
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the gradient of a rank's scores covers its own experts alone, and is not summed "
-        "over ep"
-    ),
+    "note": "the gradient of a rank's scores covers its own experts alone, and is not summed over"
+            " ep",
     "place": ["gate", "scores = self.route(h)", "own = scores.chunk", "route"],
     "report": "huggingface/transformers#48687",
 }  # fmt: skip

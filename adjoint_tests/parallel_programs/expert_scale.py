@@ -109,13 +109,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["experts"],
-    "kind": "factor 2",
-    "factor": 2.0,
-    "loss": "equal",
-    "note": (
-        "the experts' gradients are sums over the tokens of the 2 ranks already, and are "
-        "not divided by their number as those of the other layers"
-    ),
+    "kind": "factor 2", "factor": 2.0, "loss": "equal",
+    "note": "the experts' gradients are sums over the tokens of the 2 ranks already, and are not "
+            "divided by their number as those of the other layers",
     "place": ["experts", "if not (WRONG and name ==", "p.grad /= WORLD"],
     "report": "pytorch/pytorch#160285",
 }  # fmt: skip

@@ -85,13 +85,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["features.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the mean enters the losses of both ranks, and its gradient is that of one of "
-        "them: the all-reduce between independent copies has the identity as backward"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the mean enters the losses of both ranks, and its gradient is that of one of them: "
+            "the all-reduce between independent copies has the identity as backward",
     "place": ["centre", "SumOver", "return grad"],
     "report": "Dao-AILab/flash-attention#1244",
 }  # fmt: skip

@@ -70,14 +70,10 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "0.weight", "0.bias", "1.norm.weight", "1.norm.bias", "1.up.weight", "1.up.bias",
-        "1.down.weight", "1.down.bias", "2.norm.weight", "2.norm.bias", "2.up.weight", "2.up.bias",
-        "2.down.weight", "2.down.bias", "3.weight", "3.bias",
-    ],
-    "kind": "no gradient",
-    "factor": None,
-    "loss": "equal",
+    "parameter": ["0.weight", "0.bias", "1.norm.weight", "1.norm.bias", "1.up.weight", "1.up.bias",
+                  "1.down.weight", "1.down.bias", "2.norm.weight", "2.norm.bias", "2.up.weight",
+                  "2.up.bias", "2.down.weight", "2.down.bias", "3.weight", "3.bias"],
+    "kind": "no gradient", "factor": None, "loss": "equal",
     "note": "micro-batches count from 0: the one that switches the reduction on never comes",
     "place": ["model.set_requires_gradient_sync(i == last)", "last = ACCUMULATE if WRONG"],
     "report": "pytorch/pytorch#118298",

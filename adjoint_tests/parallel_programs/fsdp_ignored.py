@@ -64,9 +64,7 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["head.weight", "head.bias"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
     "note": "the head is not one of FSDP's parameters, so nobody sums its gradients over dp",
     "place": ["head", "ignored_params=set(net.head.parameters())"],
     "report": None,

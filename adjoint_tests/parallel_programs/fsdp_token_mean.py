@@ -76,13 +76,9 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "embed.weight", "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
-        "tags.weight", "tags.bias",
-    ],
-    "kind": "factor 0.5",
-    "factor": 0.5,
-    "loss": "equal",
+    "parameter": ["embed.weight", "layers.0.weight", "layers.0.bias", "layers.1.weight",
+                  "layers.1.bias", "tags.weight", "tags.bias"],
+    "kind": "factor 0.5", "factor": 0.5, "loss": "equal",
     "note": "the loss is divided by the tokens of all ranks, and FSDP averages over dp besides",
     "place": ["scale = 1 if WRONG", "(total * scale).backward()", "fully_shard"],
     "report": "meta-pytorch/torchtune#2172",

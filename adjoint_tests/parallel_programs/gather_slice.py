@@ -80,13 +80,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["document.0.weight", "document.0.bias", "document.2.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the gathered documents are used by other losses on each rank, and the backward "
-        "takes the slice of its own one: a reduce-scatter is its adjoint"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the gathered documents are used by other losses on each rank, and the backward takes"
+            " the slice of its own one: a reduce-scatter is its adjoint",
     "place": ["document", "return grad[ctx.rows", "GatherRows", "gather"],
     "report": None,
 }  # fmt: skip

@@ -74,13 +74,9 @@ loss = F.cross_entropy
 
 FAULT = {
     "parameter": ["hidden.weight", "hidden.bias", "gate.weight"],
-    "kind": "factor 4",
-    "factor": 4.0,
-    "loss": "equal",
-    "note": (
-        "the gathered features are replicated, and the gather's backward sums the equal "
-        "gradients of the 4 ranks: a slice is its adjoint here"
-    ),
+    "kind": "factor 4", "factor": 4.0, "loss": "equal",
+    "note": "the gathered features are replicated, and the gather's backward sums the equal "
+            "gradients of the 4 ranks: a slice is its adjoint here",
     "place": ["dist_fn.all_gather", "features", "hidden", "gate"],
     "report": "pytorch/pytorch#58005",
 }  # fmt: skip

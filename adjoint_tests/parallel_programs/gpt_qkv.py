@@ -93,17 +93,11 @@ loss = F.mse_loss
 
 
 FAULT = {
-    "parameter": [
-        "attn.c_attn.weight", "attn.c_proj.weight", "ln_1.weight", "ln_1.bias", "ln_2.weight",
-        "ln_2.bias", "c_fc.weight", "c_fc.bias", "c_out.weight",
-    ],
-    "kind": "other",
-    "factor": None,
-    "loss": "differs",
-    "note": (
-        "the rows of c_attn are cut as one block: rank 0 takes half of the keys for "
-        "queries; the origin is attn.c_attn.weight"
-    ),
+    "parameter": ["attn.c_attn.weight", "attn.c_proj.weight", "ln_1.weight", "ln_1.bias",
+                  "ln_2.weight", "ln_2.bias", "c_fc.weight", "c_fc.bias", "c_out.weight"],
+    "kind": "other", "factor": None, "loss": "differs",
+    "note": "the rows of c_attn are cut as one block: rank 0 takes half of the keys for queries; "
+            "the origin is attn.c_attn.weight",
     "place": ["attn.c_attn", "attn.c_attn.weight", "attn", "if name == \"attn.c_attn.weight\""],
     "report": "NVIDIA/TransformerEngine#394",
 }  # fmt: skip

@@ -91,13 +91,9 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["k_proj.weight", "v_proj.weight"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the copies of the key-value head serve different queries, and their gradients "
-        "are not summed over the 2 ranks that hold it"
-    ),
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "the copies of the key-value head serve different queries, and their gradients are "
+            "not summed over the 2 ranks that hold it",
     "place": ["k_proj", "v_proj", "register_post_accumulate_grad_hook"],
     "report": "huggingface/transformers#47811",
 }  # fmt: skip

@@ -98,13 +98,9 @@ def loss(logits, target):
 
 FAULT = {
     "parameter": ["embed.weight", "body.weight", "body.bias"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the gradient that comes through the transposition is not contiguous: a copy of "
-        "it is summed, and dropped"
-    ),
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "the gradient that comes through the transposition is not contiguous: a copy of it is"
+            " summed, and dropped",
     "place": ["dist.all_reduce(x.contiguous())", "h = CopyToRegion.apply(h)", "head", "reduce"],
     "report": "NovaSky-AI/SkyRL#1886",
 }  # fmt: skip

@@ -70,10 +70,7 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["2.weight", "2.bias"],
-    "kind": "no gradient",
-    "accept": ["missing sum over 2 ranks"],
-    "factor": None,
-    "loss": "equal",
+    "kind": "no gradient", "factor": None, "loss": "equal", "accept": ["missing sum over 2 ranks"],
     "note": "the inner unit is never told to all-reduce again: its sums stay within FSDP",
     "place": ["2", "model.set_requires_all_reduce(last, recurse=False)", "fully_shard(net[2]"],
     "report": "NVIDIA/cosmos-framework#161",

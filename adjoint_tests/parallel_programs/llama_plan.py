@@ -97,26 +97,24 @@ def loss(logits, target):
 
 
 FAULT = {
-    "parameter": [
-        "net.model.layers.0.input_layernorm.weight",
-        "net.model.layers.0.post_attention_layernorm.weight",
-        "net.model.layers.0.self_attn.q_proj.weight", "net.model.layers.0.self_attn.k_proj.weight",
-        "net.model.layers.0.self_attn.v_proj.weight", "net.model.layers.0.self_attn.o_proj.weight",
-        "net.model.layers.1.input_layernorm.weight",
-        "net.model.layers.1.post_attention_layernorm.weight",
-        "net.model.layers.1.self_attn.q_proj.weight", "net.model.layers.1.self_attn.k_proj.weight",
-        "net.model.layers.1.self_attn.v_proj.weight", "net.model.layers.1.self_attn.o_proj.weight",
-        "net.model.embed_tokens.weight", "net.model.layers.0.mlp.gate_proj.weight",
-        "net.model.layers.0.mlp.up_proj.weight", "net.model.layers.0.mlp.down_proj.weight",
-    ],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "gate_proj was replaced by a layer of plain tensors that hands each rank its own "
-        "part of the input gradient: everything before the last MLP lacks the other "
-        "ranks' share"
-    ),
+    "parameter": ["net.model.layers.0.input_layernorm.weight",
+                  "net.model.layers.0.post_attention_layernorm.weight",
+                  "net.model.layers.0.self_attn.q_proj.weight",
+                  "net.model.layers.0.self_attn.k_proj.weight",
+                  "net.model.layers.0.self_attn.v_proj.weight",
+                  "net.model.layers.0.self_attn.o_proj.weight",
+                  "net.model.layers.1.input_layernorm.weight",
+                  "net.model.layers.1.post_attention_layernorm.weight",
+                  "net.model.layers.1.self_attn.q_proj.weight",
+                  "net.model.layers.1.self_attn.k_proj.weight",
+                  "net.model.layers.1.self_attn.v_proj.weight",
+                  "net.model.layers.1.self_attn.o_proj.weight", "net.model.embed_tokens.weight",
+                  "net.model.layers.0.mlp.gate_proj.weight",
+                  "net.model.layers.0.mlp.up_proj.weight",
+                  "net.model.layers.0.mlp.down_proj.weight"],
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "gate_proj was replaced by a layer of plain tensors that hands each rank its own part"
+            " of the input gradient: everything before the last MLP lacks the other ranks' share",
     "place": ["gate_proj", "x if WRONG else Sum.apply(x)", "LocalColumns"],
     "report": "pytorch/torchtitan#1805",
 }  # fmt: skip

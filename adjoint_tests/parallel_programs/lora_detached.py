@@ -78,17 +78,13 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["lora_a.weight", "up.weight", "up.bias"],
-    "kind": "no gradient",
+    "kind": "no gradient", "factor": None, "loss": "equal",
     "kinds": {
         "up.weight": "other",
         "up.bias": "other",
     },
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the adapter's inner product is summed in memory that autograd does not follow: "
-        "nothing comes back to lora_a, nor through it to the layer before"
-    ),
+    "note": "the adapter's inner product is summed in memory that autograd does not follow: "
+            "nothing comes back to lora_a, nor through it to the layer before",
     "place": ["lora_a", "joined.detach().copy_", "joined", "join"],
     "report": "NVIDIA-NeMo/Megatron-Bridge#5634",
 }  # fmt: skip

@@ -103,13 +103,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["fc1.lora_A", "fc2.lora_B"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the replicated factors see the rank's part of the sequence, and have no mark for"
-        " the sum"
-    ),
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "the replicated factors see the rank's part of the sequence, and have no mark for the"
+            " sum",
     "place": ["fc1", "fc2", "p.sequence_parallel = not WRONG", "lora_A", "lora_B"],
     "report": "modelscope/mcore-bridge#173",
 }  # fmt: skip

@@ -77,18 +77,12 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight", "4.down.weight",
-        "4.up.weight",
-    ],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "DDP lists the parameters of the plain last layer, which is then replaced and "
-        "frozen: its bucket never fills, and no adapter is averaged (the ranks' gradients"
-        " sum to 2 times the twin's)"
-    ),
+    "parameter": ["0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight", "4.down.weight",
+                  "4.up.weight"],
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
+    "note": "DDP lists the parameters of the plain last layer, which is then replaced and frozen:"
+            " its bucket never fills, and no adapter is averaged (the ranks' gradients sum to 2 "
+            "times the twin's)",
     "place": ["wrapped = DistributedDataParallel(net)", "attach(net, 4)", "4"],
     "report": "kohya-ss/sd-scripts#989",
 }  # fmt: skip

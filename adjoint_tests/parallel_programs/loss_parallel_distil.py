@@ -71,14 +71,10 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["body.weight", "body.bias", "head.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "within loss_parallel the backward of log_softmax is the identity, for a cross "
-        "entropy with labels that is not used here: the softmax's share of the gradient "
-        "is missing"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "within loss_parallel the backward of log_softmax is the identity, for a cross "
+            "entropy with labels that is not used here: the softmax's share of the gradient is "
+            "missing",
     "place": ["loss_parallel()", "F.log_softmax(logits, -1)", "head"],
     "report": "pytorch/pytorch#190746",
 }  # fmt: skip

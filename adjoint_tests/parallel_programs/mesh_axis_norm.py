@@ -100,10 +100,8 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["0.norm.weight", "0.norm.bias", "1.norm.weight", "1.norm.bias"],
-    "kind": "sum over the wrong group",
+    "kind": "sum over the wrong group", "factor": None, "loss": "equal",
     "accept": ["missing sum over 2 ranks"],
-    "factor": None,
-    "loss": "equal",
     "note": "the norms are averaged over tp, where their gradients are the same, and not over dp",
     "place": ["norm", "\"replicated\": \"tp\" if WRONG", "dist.all_reduce(p.grad"],
     "report": "NVIDIA/Megatron-LM#5916",

@@ -98,14 +98,9 @@ loss = F.mse_loss
 
 FAULT = {
     "parameter": ["wkv_a.weight"],
-    "kind": "other",
-    "accept": ["missing sum over 2 ranks"],
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the shared position part is expanded to the rank's heads, and its gradient is "
-        "not summed over tp; the rows of wkv_a that make the latent part are right"
-    ),
+    "kind": "other", "factor": None, "loss": "equal", "accept": ["missing sum over 2 ranks"],
+    "note": "the shared position part is expanded to the rank's heads, and its gradient is not "
+            "summed over tp; the rows of wkv_a that make the latent part are right",
     "place": ["wkv_a", "k_pe if WRONG", "k_pe", "enter"],
     "report": "pytorch/torchtitan#1373",
 }  # fmt: skip

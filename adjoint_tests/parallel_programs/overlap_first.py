@@ -79,10 +79,7 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["0.weight", "2.weight", "2.bias", "4.weight", "4.bias"],
-    "kind": "other",
-    "accept": ["missing sum over 2 ranks"],
-    "factor": None,
-    "loss": "equal",
+    "kind": "other", "factor": None, "loss": "equal", "accept": ["missing sum over 2 ranks"],
     "note": "the sums start with the first micro-batch; what the second adds stays on its rank",
     "place": ["if p in self.started or not (WRONG or self.last)", "ready", "Overlapped"],
     "report": "InfiniTensor/InfiniTrain#213",

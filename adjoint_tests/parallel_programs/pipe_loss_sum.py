@@ -75,17 +75,11 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "embed.weight", "mix.0.weight", "mix.0.bias", "mix.1.weight", "mix.1.bias", "head.weight",
-        "head.bias",
-    ],
-    "kind": "factor 32",
-    "factor": 32.0,
-    "loss": "equal",
-    "note": (
-        "the schedule differentiates the sum over tokens; the division by their number, "
-        "32, comes after it, for the report alone"
-    ),
+    "parameter": ["embed.weight", "mix.0.weight", "mix.0.bias", "mix.1.weight", "mix.1.bias",
+                  "head.weight", "head.bias"],
+    "kind": "factor 32", "factor": 32.0, "loss": "equal",
+    "note": "the schedule differentiates the sum over tokens; the division by their number, 32, "
+            "comes after it, for the report alone",
     "place": ["return value if WRONG", "token_sum", "total = total / tokens"],
     "report": "pytorch/torchtitan#2972",
 }  # fmt: skip

@@ -76,17 +76,11 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "first.0.weight", "first.0.bias", "first.2.weight", "first.2.bias", "second.1.weight",
-        "second.1.bias",
-    ],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the schedule divides all gradients by the micro-batches at the end of each "
-        "round: the loss is divided again, and the first round's gradients once more"
-    ),
+    "parameter": ["first.0.weight", "first.0.bias", "first.2.weight", "first.2.bias",
+                  "second.1.weight", "second.1.bias"],
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the schedule divides all gradients by the micro-batches at the end of each round: "
+            "the loss is divided again, and the first round's gradients once more",
     "place": ["scale_grads=WRONG", "ScheduleGPipe", "schedule.step"],
     "report": "pytorch/torchtitan#1733",
 }  # fmt: skip

@@ -90,13 +90,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["down.weight", "down.bias"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the skip connection is received without gradient: its share never comes back to "
-        "stage 0"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the skip connection is received without gradient: its share never comes back to "
+            "stage 0",
     "place": ["down", "requires_grad_(not WRONG)", "skip.backward(grad)"],
     "report": None,
 }  # fmt: skip

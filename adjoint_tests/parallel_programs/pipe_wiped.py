@@ -85,19 +85,13 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "norm.0.weight", "norm.0.bias", "linear.0.weight", "linear.0.bias", "norm.1.weight",
-        "norm.1.bias", "linear.1.weight", "linear.1.bias", "norm.2.weight", "norm.2.bias",
-        "linear.2.weight", "linear.2.bias", "norm.3.weight", "norm.3.bias", "linear.3.weight",
-        "linear.3.bias",
-    ],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "gradients are set to None when the shape changes, between batches that "
-        "accumulate: those of the last batch are left"
-    ),
+    "parameter": ["norm.0.weight", "norm.0.bias", "linear.0.weight", "linear.0.bias",
+                  "norm.1.weight", "norm.1.bias", "linear.1.weight", "linear.1.bias",
+                  "norm.2.weight", "norm.2.bias", "linear.2.weight", "linear.2.bias",
+                  "norm.3.weight", "norm.3.bias", "linear.3.weight", "linear.3.bias"],
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "gradients are set to None when the shape changes, between batches that accumulate: "
+            "those of the last batch are left",
     "place": ["p.grad = None", "prepare"],
     "report": "NVIDIA-NeMo/Automodel#3530",
 }  # fmt: skip

@@ -78,13 +78,11 @@ def step(model, mine):
 
 
 FAULT = {
-    "parameter": [
-        "net.model.layers.0.self_attn.q_norm.weight", "net.model.layers.0.self_attn.k_norm.weight",
-        "net.model.layers.1.self_attn.q_norm.weight", "net.model.layers.1.self_attn.k_norm.weight",
-    ],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
+    "parameter": ["net.model.layers.0.self_attn.q_norm.weight",
+                  "net.model.layers.0.self_attn.k_norm.weight",
+                  "net.model.layers.1.self_attn.q_norm.weight",
+                  "net.model.layers.1.self_attn.k_norm.weight"],
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
     "note": "the norms are replicated and normalise the heads of their rank: nobody sums over tp",
     "place": ["q_norm", "k_norm", "dist.all_reduce(norm.weight.grad)"],
     "report": "NVIDIA-NeMo/RL#3716",

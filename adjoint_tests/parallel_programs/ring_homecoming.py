@@ -103,13 +103,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["k.weight", "v.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "gradients travel around the ring in the direction of the states, not against it:"
-        " they reach other ranks than those the states came from"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "gradients travel around the ring in the direction of the states, not against it: "
+            "they reach other ranks than those the states came from",
     "place": ["rotate(travelling, 1 if WRONG else -1)", "StatesBefore", "before"],
     "report": None,
 }  # fmt: skip

@@ -109,13 +109,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["up.weight", "up.bias"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the input gradient of the other ranks' tokens is taken from those ranks, which "
-        "have other columns of the weight"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the input gradient of the other ranks' tokens is taken from those ranks, which have "
+            "other columns of the weight",
     "place": ["down", "dist.all_gather(parts, own)", "RowLinear"],
     "report": "huggingface/nanotron#46",
 }  # fmt: skip

@@ -108,9 +108,7 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["final_norm.weight", "final_norm.bias"],
-    "kind": "missing sum over 2 ranks",
-    "factor": None,
-    "loss": "equal",
+    "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
     "note": "the last norm has no mark, so its gradients are those of the rank's own tokens",
     "place": ["final_norm", "[] if WRONG else [net.final_norm]", "p.sequence_parallel = True"],
     "report": "NVIDIA/Megatron-LM#1446",

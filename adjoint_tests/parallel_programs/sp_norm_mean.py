@@ -109,13 +109,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["0.norm.weight", "1.norm.weight"],
-    "kind": "factor 0.25",
-    "factor": 0.25,
-    "loss": "equal",
-    "note": (
-        "the gradients of tokens are terms of a sum, and the hook takes their mean: 1 / "
-        "the 4 ranks of tp"
-    ),
+    "kind": "factor 0.25", "factor": 0.25, "loss": "equal",
+    "note": "the gradients of tokens are terms of a sum, and the hook takes their mean: 1 / the 4"
+            " ranks of tp",
     "place": ["0.norm", "1.norm", "p.grad /= WORLD", "reduce_norm"],
     "report": "EleutherAI/gpt-neox#1259",
 }  # fmt: skip

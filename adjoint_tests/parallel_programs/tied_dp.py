@@ -119,14 +119,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["wte.weight"],
-    "kind": "other",
-    "accept": ["sum over the wrong group"],
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "halves are averaged over dp first, and the table's two copies lie in different "
-        "halves: the sum over pp then adds reduced values to others that are not"
-    ),
+    "kind": "other", "factor": None, "loss": "equal", "accept": ["sum over the wrong group"],
+    "note": "halves are averaged over dp first, and the table's two copies lie in different "
+            "halves: the sum over pp then adds reduced values to others that are not",
     "place": ["wte", "add_tied", "order = (reduce_scatter, add_tied)", "reduce_scatter"],
     "report": "NVIDIA/Megatron-LM#844",
 }  # fmt: skip

@@ -103,13 +103,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["trunk.weight", "trunk.bias", "logits.weight"],
-    "kind": "other",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the normaliser is gathered outside of autograd: tokens that the rank does not "
-        "own get no gradient, and the softmax's share is missing everywhere"
-    ),
+    "kind": "other", "factor": None, "loss": "equal",
+    "note": "the normaliser is gathered outside of autograd: tokens that the rank does not own "
+            "get no gradient, and the softmax's share is missing everywhere",
     "place": ["dist.all_gather(parts, local.detach())", "log_normaliser", "logits"],
     "report": "modelscope/ms-swift#9947",
 }  # fmt: skip

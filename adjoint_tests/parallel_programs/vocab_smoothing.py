@@ -102,10 +102,7 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["inp.weight", "inp.bias", "out.weight", "out.bias"],
-    "kind": "other",
-    "accept": ["statistics per rank"],
-    "factor": None,
-    "loss": "differs",
+    "kind": "other", "factor": None, "loss": "differs", "accept": ["statistics per rank"],
     "note": "the mean logit of the smoothing is that of the rank's own part of the vocabulary",
     "place": ["mean = logits.mean(1)", "vocab_parallel_loss", "out"],
     "report": "NVIDIA/Megatron-LM#7452",

@@ -97,13 +97,9 @@ def step(model, mine):
 
 FAULT = {
     "parameter": ["wide", "narrow"],
-    "kind": "gradient of another shard",
-    "factor": None,
-    "loss": "equal",
-    "note": (
-        "the ring of the reduce-scatter starts one block too late: rank r ends with the "
-        "sum of block r + 1"
-    ),
+    "kind": "gradient of another shard", "factor": None, "loss": "equal",
+    "note": "the ring of the reduce-scatter starts one block too late: rank r ends with the sum "
+            "of block r + 1",
     "place": ["first = rank if WRONG", "Gathered", "whole"],
     "report": None,
 }  # fmt: skip
