@@ -20,15 +20,11 @@ class AllReduceForward(torch.autograd.Function):
         dist.all_reduce(x := x.clone())
         return x
 
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
+    backward = staticmethod(lambda ctx, grad: grad)
 
 
 class AllReduceBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
+    forward = staticmethod(lambda ctx, x: x.view_as(x))
 
     @staticmethod
     def backward(ctx, grad):
@@ -88,8 +84,8 @@ def shard(name, value, rank, world):
 
 def model(twin):
     net = ExpertParallelMoe()
-    state = {k: shard(k, v, dist.get_rank(), WORLD) for k, v in twin.state_dict().items()}
-    net.load_state_dict(state)
+    rank, values = dist.get_rank(), twin.state_dict()
+    net.load_state_dict({k: shard(k, v, rank, WORLD) for k, v in values.items()})
     return net
 
 

@@ -79,8 +79,8 @@ def shard(name, value, rank, world):
 
 def model(twin):
     net = ExpertParallelMoe(EXPERTS // WORLD)
-    state = {k: shard(k, v, dist.get_rank(), WORLD) for k, v in twin.state_dict().items()}
-    net.load_state_dict(state)
+    rank, values = dist.get_rank(), twin.state_dict()
+    net.load_state_dict({k: shard(k, v, rank, WORLD) for k, v in values.items()})
     return net
 
 

@@ -39,11 +39,8 @@ class RingAttention(torch.autograd.Function):
             scores = q @ ring_k.T / WIDTH**0.5
             new = torch.maximum(top, scores.amax(1, keepdim=True))
             p, shrink = (scores - new).exp(), (top - new).exp()
-            total, out, top = (
-                total * shrink + p.sum(1, keepdim=True),
-                out * shrink + p @ ring_v,
-                new,
-            )
+            total = total * shrink + p.sum(1, keepdim=True)
+            out, top = out * shrink + p @ ring_v, new
             ring_k, ring_v = pass_on(ring_k, ring_v)
         out = out / total
         ctx.save_for_backward(q, k, v, out, top + total.log())

@@ -19,15 +19,11 @@ class ReduceForward(torch.autograd.Function):
         dist.all_reduce(x := x.clone())
         return x
 
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
+    backward = staticmethod(lambda ctx, grad: grad)
 
 
 class ReduceBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
+    forward = staticmethod(lambda ctx, x: x.view_as(x))
 
     @staticmethod
     def backward(ctx, grad):
@@ -58,8 +54,8 @@ def shard(name, value, rank, world):
 
 def model(twin):
     net = Policy(VOCAB // WORLD, cut=True)
-    state = {k: shard(k, v, dist.get_rank(), WORLD) for k, v in twin.state_dict().items()}
-    net.load_state_dict(state)
+    rank, values = dist.get_rank(), twin.state_dict()
+    net.load_state_dict({k: shard(k, v, rank, WORLD) for k, v in values.items()})
     return net
 
 
