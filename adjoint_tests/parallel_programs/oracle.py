@@ -50,6 +50,28 @@ def constants(path):
     return found["WORLD"], found["FAULT"]
 
 
+def stripped(path):
+    """The program's text without its docstring and FAULT: what a checker under test may see."""
+    with open(path) as file:
+        text = file.read()
+    lines, hidden = text.splitlines(keepends=True), set()
+    for node in ast.parse(text).body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_docstring or getattr(getattr(node, "targets", [None])[0], "id", None) == "FAULT":
+            hidden.update(range(node.lineno - 1, node.end_lineno))
+    return "".join("\n" if i in hidden else line for i, line in enumerate(lines))  # same numbers
+
+
+def kinds(fault, name):
+    """The kinds of the closed list that are right answers for the parameter `name`."""
+    return [fault.get("kinds", {}).get(name, fault["kind"]), *fault.get("accept", [])]
+
+
+def placed(fault, text):
+    """Does the report `text` name one of the places?"""
+    return any(place in text for place in fault["place"])
+
+
 def load(path):
     spec = importlib.util.spec_from_file_location("case_" + os.path.basename(path)[:-3], path)
     module = importlib.util.module_from_spec(spec)
@@ -294,10 +316,9 @@ def verdict(fault, loss, table, state):
         out.append(f"parameters {sorted(wrong)}")
     if loss != fault["loss"]:
         out.append(f"loss {loss}")
-    kinds, accept = fault.get("kinds", {}), fault.get("accept", [])
-    out += [f"{n} is {c}" for n, c in wrong.items() if not kind_is(kinds.get(n, fault["kind"]), c)]
-    if wrong and not accept and not fault["kind"].startswith(("factor ", *CLASSES)):
-        if all(c[0] != "other" for n, c in wrong.items() if n not in kinds):
+    out += [f"{n} is {c}" for n, c in wrong.items() if not kind_is(kinds(fault, n)[0], c)]
+    if wrong and not fault.get("accept") and not fault["kind"].startswith(("factor ", *CLASSES)):
+        if all(c[0] != "other" for n, c in wrong.items() if n not in fault.get("kinds", {})):
             out.append("no parameter of class other")
     if set(state) != set(fault["parameter"]) | set(fault.get("state", ())):
         out.append(f"state {state}")
