@@ -20,6 +20,7 @@ import glob
 import importlib.util
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -38,13 +39,17 @@ NOT_PROGRAMS = {"oracle.py", "right.py"}
 CLASSES = ("missing sum over", "no gradient", "gradient of another shard")
 
 
+def _target(node):
+    return node.targets[0] if isinstance(node, ast.Assign) else None
+
+
 def constants(path):
     """`WORLD` and `FAULT` (or None), read without running the file."""
     with open(path) as file:
         tree = ast.parse(file.read())
     found = {"FAULT": None}
     for node in tree.body:
-        name = getattr(node.targets[0], "id", None) if isinstance(node, ast.Assign) else None
+        name = getattr(_target(node), "id", None)
         if name in ("WORLD", "FAULT"):
             found[name] = ast.literal_eval(node.value)
     return found["WORLD"], found["FAULT"]
@@ -57,7 +62,7 @@ def stripped(path):
     lines, hidden = text.splitlines(keepends=True), set()
     for node in ast.parse(text).body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_docstring or getattr(getattr(node, "targets", [None])[0], "id", None) == "FAULT":
+        if is_docstring or getattr(_target(node), "id", None) == "FAULT":
             hidden.update(range(node.lineno - 1, node.end_lineno))
     return "".join("\n" if i in hidden else line for i, line in enumerate(lines))  # same numbers
 
@@ -67,9 +72,34 @@ def kinds(fault, name):
     return [fault.get("kinds", {}).get(name, fault["kind"]), *fault.get("accept", [])]
 
 
-def placed(fault, text):
-    """Does the report `text` name one of the places?"""
-    return any(place in text for place in fault["place"])
+def lines_of(path, place):
+    """The lines of a program that `place` means: those with this text, or all of what it names."""
+    with open(path) as file:
+        text = file.read()
+    tree = ast.parse(text)
+    end = next(n.lineno for n in tree.body if getattr(_target(n), "id", None) == "FAULT")
+    name = re.fullmatch(
+        r"[\w.]+", place
+    )  # a whole word then; of a number, such as 2, modules alone
+    pattern = rf"(?<![\w.]){place}(?!\w)|\.{place}(?!\w)" if name else re.escape(place)
+    lines = [] if re.fullmatch(r"[\d.]+", place) else text.splitlines()[: end - 1]
+    found = {i for i, line in enumerate(lines, 1) if re.search(pattern, line)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == place:
+            found.update(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            span = range(node.lineno, node.end_lineno + 1)
+            found.update(span if found.intersection(span) and node.end_lineno < end else ())
+    return found
+
+
+def placed(path, fault, module=None, line=None):
+    """Is the place that a report names, a module or a line of the program, one that FAULT has?"""
+    if module is not None:
+        name = plain(module)
+        if any(name == p or name.startswith(p + ".") for p in fault["place"]):
+            return True
+    return line is not None and any(line in lines_of(path, p) for p in fault["place"])
 
 
 def load(path):

@@ -114,7 +114,6 @@ FAULT = {
     "kind": "other", "factor": None, "loss": "equal",
     "note": "each turn of the backward ring computes with the rank's own keys and values, not "
             "with those that have just arrived",
-    "place": ["(k, v) if WRONG else (ring_k, ring_v)", "RingAttention", "attend",
-              "RingAttention.backward"],
+    "place": ["(k, v) if WRONG else (ring_k, ring_v)", "RingAttention", "attend"],
     "report": "huggingface/diffusers#14265",
 }  # fmt: skip

@@ -43,6 +43,18 @@ def test_every_fault_is_described() -> None:
         assert "FAULT" not in left and docstring not in left, path
 
 
+def test_places_are_modules_or_lines() -> None:
+    oracle = module("oracle")
+    for path in PROGRAMS:
+        _, fault = oracle.constants(path)
+        assert any(oracle.lines_of(path, place) for place in fault["place"]), path
+        assert not oracle.placed(path, fault, module="nowhere", line=1)
+    path = FOLDER / "gpt_qkv.py"
+    _, fault = oracle.constants(path)
+    assert oracle.placed(path, fault, module="module.attn.c_attn")
+    assert not oracle.placed(path, fault, module="c_fc")
+
+
 def test_some_programs_are_as_they_say() -> None:
     files = [FOLDER / f"{name}.py" for name in ("lora_sequence", "fsdp_ignored", "codebook")]
     done = run(*files, "--seeds", "8:11")
