@@ -74,22 +74,17 @@ def kinds(fault, name):
 
 def lines_of(path, place):
     """The lines of a program that `place` means: those with this text, or all of what it names."""
-    with open(path) as file:
-        text = file.read()
-    tree = ast.parse(text)
-    end = next(n.lineno for n in tree.body if getattr(_target(n), "id", None) == "FAULT")
-    name = re.fullmatch(
-        r"[\w.]+", place
-    )  # a whole word then; of a number, such as 2, modules alone
+    text = stripped(path)
+    name = re.fullmatch(r"[\w.]+", place)  # then a whole word; a number means modules alone
     pattern = rf"(?<![\w.]){place}(?!\w)|\.{place}(?!\w)" if name else re.escape(place)
-    lines = [] if re.fullmatch(r"[\d.]+", place) else text.splitlines()[: end - 1]
+    lines = [] if re.fullmatch(r"[\d.]+", place) else text.splitlines()
     found = {i for i, line in enumerate(lines, 1) if re.search(pattern, line)}
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == place:
             found.update(range(node.lineno, node.end_lineno + 1))
         elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
             span = range(node.lineno, node.end_lineno + 1)
-            found.update(span if found.intersection(span) and node.end_lineno < end else ())
+            found.update(span if found.intersection(span) else ())
     return found
 
 
