@@ -1,0 +1,1 @@
+"""Pieces of which `right.py` puts its programs together: models and strategies."""
