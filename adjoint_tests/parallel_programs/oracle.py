@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 HERE = os.path.dirname(os.path.abspath(__file__))
 SAME, FAR, LIMIT = 1e-12, 1e-6, 60  # equal; surely different; seconds for a version
 NOISE = 1e-14  # of the largest gradient of all: as good as zero (an attention's key bias)
-NOT_PROGRAMS = {"oracle.py", "right.py"}
+NOT_PROGRAMS = {"oracle.py", "right.py", "score.py"}
 CLASSES = ("missing sum over", "no gradient", "gradient of another shard")
 
 

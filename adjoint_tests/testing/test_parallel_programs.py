@@ -12,7 +12,9 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "parallel_programs"
-PROGRAMS = sorted(p for p in FOLDER.glob("*.py") if p.name not in ("oracle.py", "right.py"))
+PROGRAMS = sorted(
+    p for p in FOLDER.glob("*.py") if p.name not in ("oracle.py", "right.py", "score.py")
+)
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
