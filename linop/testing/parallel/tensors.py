@@ -17,14 +17,13 @@ LARGEST = 2**22
 """Elements of the largest tensor of which a copy is kept."""
 
 
-_HIDDEN = tuple(
-    str(Path(place).resolve())
-    for place in (
-        Path(torch.__file__).parent,
-        Path(__file__).parent,
-        sysconfig.get_paths()["stdlib"],
-    )
+_PLACES = (
+    Path(torch.__file__).parent,
+    Path(__file__).parent,
+    Path(sysconfig.get_paths()["stdlib"]),
 )
+_HIDDEN = tuple({str(way) for place in _PLACES for way in (place, place.resolve())})
+"""Folders of torch, of this package and of Python's own modules, by links and without."""
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray | None:
