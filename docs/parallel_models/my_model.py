@@ -4,6 +4,7 @@ import copy
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -55,7 +56,7 @@ def twin():
 
 # what each rank runs, with the twin's values in tensors of its own
 def model(twin):
-    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     plan = {f"blocks.*.{name}": ColwiseParallel() for name in ("q", "k", "v", "up")}
     plan |= {f"blocks.*.{name}": RowwiseParallel() for name in ("proj", "down")}
     return parallelize_module(copy.deepcopy(twin), mesh, plan)
@@ -85,7 +86,7 @@ def with_ddp(twin):
 
 def with_fsdp(twin):
     net = copy.deepcopy(twin)
-    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for block in net.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(net, mesh=mesh)
