@@ -1,7 +1,7 @@
 """Renew the reports of docs/parallel_models.md: ``python docs/parallel_models/reports.py`` runs the
 command on each program of ``families/``, in its wrong version, and writes ``reports/*.txt`` beside
-this file. ``reports.py NAME …`` does so for some, ``my_model`` among them. Two minutes for all, when
-nothing else runs."""
+this file. ``reports.py NAME …`` does so for some, ``my_model`` among them. Two minutes for all,
+when nothing else runs."""
 
 from __future__ import annotations
 
