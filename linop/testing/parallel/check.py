@@ -15,7 +15,7 @@ from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verd
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
 from linop.testing.parallel.programs import Program, of_file
-from linop.testing.parallel.proofs import pairs
+from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.records import Record
 from linop.testing.parallel.relations import Kind, Relation
 from linop.testing.parallel.ways import Context, base, program_groups
@@ -45,7 +45,8 @@ def check_parallel(
 
     The loss, all gradients, buffers, and the parameters after a step of an optimizer are compared.
     Nothing of linop has to be in the program: modules on `torch.distributed`, DDP, FSDP2, DTensor,
-    `autograd.Function`s, messages between stages of a pipeline are looked at as they are.
+    functions with a backward of their own, messages between stages of a pipeline are looked at as
+    they are.
 
     Args:
         model: ``model(twin)`` returns this rank's part of the parallel model, with the twin's
@@ -87,6 +88,7 @@ def check_parallel(
     begun = time.monotonic()
     if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
         raise ArgumentError(f"dtype: {dtype!r} given, a name of torch's such as 'float64' expected")
+    failed = ""
     program = _program(model, twin, batch, loss, mine, step, shard, optimizer)
     name = program if isinstance(program, str) else getattr(model, "__qualname__", "program")
     running = dist.is_available() and dist.is_initialized()
@@ -195,10 +197,22 @@ def report(
         tuple(findings),
         tuple(other_buffers),
         allowed.text,
-        pairs=tuple(one.undecided() if passed and one.proven is False else one for one in proven),
+        pairs=tuple(_beside(one, passed, findings) for one in proven),
         notes=tuple(notes),
         seconds=seconds,
     )
+
+
+def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
+    """A pair in a report: what numbers say of the program goes first."""
+    if passed and pair.proven is False:
+        return pair.undecided("it is right by numbers, between other spaces than these")
+    blamed = pair.line in {one.place.line for one in findings}
+    if blamed and pair.proven and not pair.line == "":
+        return pair.undecided(
+            "adjoint between these spaces, and the program uses it between others"
+        )
+    return pair
 
 
 def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Finding]:

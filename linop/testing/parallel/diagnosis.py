@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from linop.testing.parallel.after import after_the_pass, moved_gradients, treated_as_others
-from linop.testing.parallel.findings import Finding, Place, groups_text
+from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
 from linop.testing.parallel.locations import Location
 from linop.testing.parallel.parameters import Compared
-from linop.testing.parallel.records import Call
+from linop.testing.parallel.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 from linop.testing.parallel.words import (
@@ -87,6 +87,8 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             return _broken(context, one, final, found, rank)
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
+        if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated(start)):
+            return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
         if turn is not None:
             return _turned(context, one, way, start, final, *turn)
@@ -178,6 +180,27 @@ def _turned(
             f"rank has its whole gradient. The adjoint is the identity; {back} ran."
         )
     return Finding(kind, detail(final, context), (one.name,), place, operator, why)
+
+
+_ADJOINTS = {"all_reduce": "all-reduce", "all_gather": "reduce-scatter", "broadcast": "sum-reduce"}
+"""Of collectives whose results are used by each rank for another part."""
+
+
+def _not_differentiated(
+    context: Context, one: Compared, final: Relation, moved: Collective
+) -> Finding:
+    there = titles([moved])[0]
+    adjoint = f"{_ADJOINTS[moved.name]} over {ranks_text(moved.ranks)}"
+    return Finding(
+        final.kind,
+        detail(final, context),
+        (one.name,),
+        at(moved, ""),
+        f"{adjoint}, in the backward pass",
+        f"This {there} is not differentiated: what the ranks do with its result sends no gradients "
+        f"back to the other ranks. Where they use it for different parts, its adjoint is "
+        f"the {adjoint}.",
+    )
 
 
 def _copied(context: Context, one: Compared, way: Way, start: Relation, call: Call) -> Finding:

@@ -16,7 +16,7 @@ from linop.backends.together.messages import allow, decoded, encoded
 from linop.errors import ArgumentError, BackendError
 from linop.testing.parallel import records
 from linop.testing.parallel.programs import Program
-from linop.testing.parallel.rank import take_part
+from linop.testing.parallel.rank import STACKS, take_part
 from linop.testing.parallel.shadows import Lifted, Moved
 
 allow(Lifted, Moved)
@@ -95,6 +95,11 @@ class _Command:
     def exitcode(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -105,11 +110,16 @@ class _Command:
 
 
 def _wait(started: Sequence[Any], seconds: float) -> None:
-    end = time.monotonic() + seconds + 2.0  # stacks are written first
+    end = time.monotonic() + seconds
     while any(one.is_alive() for one in started) and time.monotonic() < end:
         if any(one.exitcode not in (None, 0) for one in started):
             end = min(end, time.monotonic() + _GRACE)
         time.sleep(0.02)
+    late = [one for one in started if one.is_alive()]
+    for one in late:
+        os.kill(one.pid, STACKS)
+    if late:
+        time.sleep(1.0)
 
 
 def _read(folder: Path, workers: int, seconds: float) -> Records:

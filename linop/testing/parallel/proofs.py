@@ -57,9 +57,8 @@ class Pair:
         rest = "; ".join(filter(None, [self.spaces, self.counterexample]))
         return f"{text} ({rest})" if rest else text
 
-    def undecided(self) -> Pair:
-        """Of a program that is right: these spaces are not the ones that it has in mind."""
-        why = "it is right by numbers, between other spaces than these"
+    def undecided(self, why: str) -> Pair:
+        """As one that cannot be told."""
         return replace(self, proven=None, counterexample=why)
 
     def as_dict(self) -> dict[str, Any]:

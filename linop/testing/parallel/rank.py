@@ -4,6 +4,8 @@ group, records one step, and writes what it found to a file, in linop's own form
 from __future__ import annotations
 
 import faulthandler
+import os
+import signal
 import sys
 import traceback
 import warnings
@@ -15,6 +17,9 @@ from linop.backends.together.messages import encoded
 from linop.errors import LinopError
 from linop.testing.parallel.programs import Program, of_file
 
+STACKS = signal.SIGUSR1
+"""The signal at which a process writes the stacks of its threads."""
+
 
 def take_part(
     program: Any, rank: int, world: int, folder: str, dtype: str, seconds: float, trace: bool
@@ -24,16 +29,17 @@ def take_part(
     Args:
         program: a `Program`, or the target of one in a file.
         dtype: the name of a dtype of torch's.
-        seconds: after which a collective that somebody does not join is an error.
+        seconds: the longest time; `STACKS` makes the process write its stacks.
     """
+    place = Path(folder)
+    # Not `faulthandler.dump_traceback_later`, whose thread a fork does not have.
+    stacks = (place / f"{rank}.stack").open("w")
+    faulthandler.register(STACKS, file=stacks, all_threads=True)
     import torch
     import torch.distributed as dist
 
-    faulthandler.enable()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    place = Path(folder)
-    faulthandler.dump_traceback_later(seconds, file=(place / f"{rank}.stack").open("w"))
     try:
         on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world
         if on_gpus:
@@ -62,8 +68,6 @@ def take_part(
         (place / f"{rank}.error").write_text(text)
         sys.stderr.flush()
         raise SystemExit(1) from None
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
@@ -71,6 +75,4 @@ if __name__ == "__main__":
     rank, world, folder, dtype, seconds, trace = rest
     take_part(target, int(rank), int(world), folder, dtype, float(seconds), trace == "True")
     sys.stdout.flush()
-    import os
-
     os._exit(0)  # without waiting for threads of gloo

@@ -186,7 +186,7 @@ def _step(
         recorder.collectives,
         parameters,
         recorder.notes,
-        {plain_name(name): type(one).__name__ for name, one in net.named_modules()},
+        {name: type(one).__name__ for name, one in net.named_modules()},
         recorder.lifted,
         recorder.unsynchronized,
     )

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from linop.testing.parallel.locations import Location, Locations, uses
 from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.records import FORWARD, Call, Collective, Record
@@ -208,6 +210,27 @@ class Way:
                 return call
         return None
 
+    def undifferentiated(self, start: Relation) -> Collective | None:
+        """A collective outside of every function with a backward of its own that moves a tensor on
+        the way, where its result is used."""
+        del start
+        for number in self.numbers:
+            tensor = self.record.tensors[number]
+            if tensor.parameter or tensor.value is None or tensor.value.size < 2:
+                continue
+            moved = self._moving(tensor.value)
+            if moved is not None and moved.name in ("all_reduce", "all_gather", "broadcast"):
+                return moved
+        return None
+
+    def _moving(self, value: np.ndarray) -> Collective | None:
+        for one in self.record.collectives:
+            if one.inside >= 0 or one.phase != FORWARD or one.value is None:
+                continue
+            if one.value.size == value.size and bool((one.value == value.ravel()).all()):
+                return one
+        return None
+
     def movements(self, call: Call) -> tuple[list[Collective], list[Collective]]:
         """Collectives of a call's forward, and of its backward."""
         moved = self.record.collectives
@@ -225,9 +248,4 @@ class Way:
     def collective_of(self, here: Location) -> Collective | None:
         """The collective outside of `autograd.Function`s that moves a tensor."""
         value = self.record.tensors[here.numbers[self.rank]].value
-        for one in self.record.collectives:
-            if one.inside >= 0 or one.phase != FORWARD or one.value is None or value is None:
-                continue
-            if one.value.size == value.size and bool((one.value == value.ravel()).all()):
-                return one
-        return None
+        return None if value is None else self._moving(value)
