@@ -187,8 +187,8 @@ def test_an_exception_of_the_program() -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ArgumentError, match="dtype: 'float' given"):
-        report(RIGHT, dtype="float")
+    with pytest.raises(ArgumentError, match="dtype: 'single' given"):
+        report(RIGHT, dtype="single")
     with pytest.raises(ArgumentError, match="twin: NoneType given, a function expected"):
         check_parallel(RIGHT)
     with pytest.raises(ArgumentError, match="no file 'nowhere"):
