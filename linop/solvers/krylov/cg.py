@@ -30,8 +30,9 @@ def cg(
 
     Args:
         A: an operator, the plan of one, or a function of vectors.
-        b: right-hand side, made by ``backend.vector`` on workers of an SPMD program; in one
-            process an array will do. A list of vectors is solved for side by side: with one
+        b: right-hand side: a vector, or an array; on workers of an SPMD program that of
+            ``backend.vector``, or what the plan takes there, this worker's array or arrays by
+            region name. A list of vectors is solved for side by side: with one
             collective call for all of them where one of them needs one.
         x0: initial guess, or a list of them; zero by default.
         rtol, atol: stop when ‖r‖ is at most max(rtol ‖b‖, atol), where r = b - A x is updated in

@@ -37,7 +37,7 @@ def admm(
     Args:
         f, g: maps of `linop.solvers.prox`. With Op, f is `prox.squared_l2`, whose niter and rtol
             are those of conjugate gradients; for other f take `primal_dual`.
-        x0: initial guess, a vector; with Op also an array in one process.
+        x0: initial guess, a vector; with Op also an array, on workers of an SPMD program theirs.
         Op: an operator, or the plan of one.
         tau: step of the proximal maps: 1 / the weight of ‖Op x - z‖² / 2.
         niter: number of iterations, at most.

@@ -39,8 +39,8 @@ def primal_dual(
         K: an operator, or the plan of one.
         f, g: maps of `linop.solvers.prox`; g may be None, for 0. PyProximal's PrimalDual calls them
             proxg and proxf.
-        x0: initial guess, made by ``backend.vector`` on workers of an SPMD program; in one process
-            an array will do.
+        x0: initial guess: a vector, or an array; on workers of an SPMD program that of
+            ``backend.vector``, or this worker's array or arrays by region name.
         tau, mu: steps of x and of the dual variable, tau mu ‖K‖² <= 1. By default of an estimate of
             ‖K‖, equal if both are missing, and shortened where the iterates show that they are too
             long.

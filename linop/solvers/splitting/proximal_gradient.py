@@ -56,8 +56,8 @@ def fista(
 
     Args:
         Op: an operator, or the plan of one.
-        y: data, made by ``backend.vector`` on workers of an SPMD program; in one process an array
-            will do.
+        y: data: a vector, or an array; on workers of an SPMD program that of ``backend.vector``,
+            or this worker's array or arrays by region name, as the plan takes them.
         g: a map of `linop.solvers.prox`; None for g = 0.
         x0: initial guess; zero by default.
         sigma: weight of g, beside g's own.
