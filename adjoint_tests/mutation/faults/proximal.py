@@ -82,6 +82,15 @@ PROXIMAL = (
         (f"{METHODS}test_a_step_that_is_too_long_is_shortened",),
     ),
     Fault(
+        "cold starts",
+        "the primal-dual method begins the iteration of a map anew at each call",
+        "omission",
+        "linop.solvers.splitting.primal_dual:_PrimalDual.step",
+        "self._g.prox(v, self.tau, self.x)",
+        "self._g.prox(v, self.tau)",
+        (f"{METHODS}test_solvers_begin_maps_at_their_last_variables",),
+    ),
+    Fault(
         "dual step of the primal",
         "the primal-dual method takes tau for the dual variable",
         "coefficient",

@@ -33,7 +33,7 @@ def primal_dual(
     """Primal-dual method (Chambolle & Pock 2011, algorithm 1) for min f(K x) + g(x).
 
     Each iteration applies K and K.H once, takes both proximal maps and one reduction (and those
-    that the maps take).
+    that the maps take). Maps that iterate begin at the last x and dual variable.
 
     Args:
         K: an operator, or the plan of one.
@@ -126,9 +126,9 @@ class _PrimalDual(Method):
         return tau or 1 / (square * (mu or 1.0)), mu or 1 / (square * (tau or 1.0))
 
     def step(self) -> Steps:
-        y = self._dual.prox(plus(self.y, self.mu, self.bar), self.mu)
+        y = self._dual.prox(plus(self.y, self.mu, self.bar), self.mu, self.y)
         v = plus(self.x, -self.tau, self._K.H(y))
-        x = v if self._g is None else self._g.prox(v, self.tau)
+        x = v if self._g is None else self._g.prox(v, self.tau, self.x)
         k = self._K(x)
         moves = x - self.x, y - self.y, k - self.k
         self.x, self.y, self.k = x, y, k

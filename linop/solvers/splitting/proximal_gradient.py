@@ -52,7 +52,7 @@ def fista(
     """Fast proximal gradient method (Beck & Teboulle 2009) for min ‖Op x - y‖² / 2 + sigma g(x).
 
     Each iteration applies Op and Op.H once, takes one proximal map and one reduction (and those
-    that the map takes).
+    that the map takes). A map that iterates begins at the last x.
 
     Args:
         Op: an operator, or the plan of one.
@@ -158,7 +158,7 @@ class _ProximalGradient(Method):
 
     def step(self) -> Steps:
         v = plus(self.z, -self.tau, self._op.H(self.s))
-        x = v if self._g is None else self._g.prox(v, self.tau * self._sigma)
+        x = v if self._g is None else self._g.prox(v, self.tau * self._sigma, self.x)
         r = self._op(x) - self._y
         move, image, value = x - self.z, r - self.s, Value((self._g, x))
         last, self.x, self.r = (self.x, self.r), x, r
