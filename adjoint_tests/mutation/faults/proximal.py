@@ -68,7 +68,7 @@ PROXIMAL = (
         "fista extrapolates x, and not its residual",
         "omission",
         "linop.solvers.splitting.proximal_gradient:_ProximalGradient._go_on",
-        "plus(self.r, momentum, image, image)",
+        "beyond(self.r, momentum, r, image)",
         "self.r",
         (f"{METHODS}test_iterates_are_those_of_pylops",),
     ),
