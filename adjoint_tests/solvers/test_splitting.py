@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -321,6 +322,20 @@ def test_solvers_begin_maps_at_their_last_variables(side: str) -> None:
     applied.clear()
     f.prox(op.domain.random(1), 0.9)
     assert each[-5:].max() < min(len(applied), each[0])
+
+
+def test_other_limits_of_a_map_are_another_problem(tmp_path: Path) -> None:
+    """A checkpoint of a run whose map has other ones is refused."""
+    op, f, _ = _least_squares(niter=3, rtol=1e-3)
+    _, other, _ = _least_squares(niter=3, rtol=1e-4)
+    path, x0, one = tmp_path / "run", op.domain.random(1), linop.identity(op.domain)
+    given = {"tau": 0.5, "mu": 0.5, "tol": 0}
+    primal_dual(one, prox.l1(0.1), f, x0, niter=4, checkpoint=path, every=2, **given)
+    whole = primal_dual(one, prox.l1(0.1), f, x0, niter=8, **given)
+    found = primal_dual(one, prox.l1(0.1), f, x0, niter=8, resume=path, **given)
+    assert np.asarray(found.x).tobytes() == np.asarray(whole.x).tobytes()
+    with pytest.raises(ArgumentError, match="no checkpoint of this problem"):
+        primal_dual(one, prox.l1(0.1), other, x0, niter=8, resume=path, **given)
 
 
 def test_wrong_starts_are_named() -> None:

@@ -57,6 +57,12 @@ class SquaredL2(ProximalMap):
         self.starts = Op is not None
         self._known: Vector | None = None
 
+    def __repr__(self) -> str:
+        if self._op is None:
+            return self.name
+        niter, rtol = self._limits
+        return f"squared_l2({self._sigma:g}, Op, niter={niter}, rtol={rtol:g})"
+
     def check(self, space: Space) -> None:
         super().check(space)
         if self._op is None and self._b is not None:
