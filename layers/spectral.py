@@ -13,6 +13,8 @@ from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.fourier.half_modes import half_modes
+from linop.fourier.layouts import Way
 from linop.fourier.spectral import low_modes
 from linop.layers.layer import Function, Layer, zero_volume_result
 from linop.layers.parameters.weights import drawn, hold
@@ -33,9 +35,11 @@ class SpectralConv(Layer):
         low = torch.fft.fftn(x, dim=(2, 3))[the lowest n_modes of both]
         y = torch.fft.ifftn(torch.einsum("bixy,ioxy->boxy", low, weight)[zeros for the others])
 
-    and the real part of y if x is real. The input is cut as `P_x` says; before anything is sent, it
-    is shortened to the frequencies that count. Workers then multiply blocks of frequencies, of all
-    channels, by their blocks of the weight.
+    and the real part of y if x is real. With `real`, half of the work and of the bytes: ``rfftn``
+    and ``irfftn`` take the place of both, and the lowest n_modes of the last dimension are those
+    from 0. The input is cut as `P_x` says, where `real` best has the last dimension whole; before
+    anything is sent, it is shortened to the frequencies that count. Workers then multiply blocks of
+    frequencies, of all channels, by their blocks of the weight.
 
     Args:
         P_x: the partition of input and output: batch, channels, space.
@@ -43,13 +47,16 @@ class SpectralConv(Layer):
         n_modes: number of frequencies of each dimension of space, in the order of a transform of
             that length: 0, 1, …, -2, -1. The layer has one parameter, `weight`, complex, of shape
             (in_channels, out_channels, *n_modes), which is drawn as in the paper's program.
+        real: inputs are real, and of the last dimension, of length n, n_modes are the frequencies
+            0, 1, …, at most n // 2 + 1 of them.
         device, dtype: of the weight; complex64 by default. Inputs are of this dtype, or of the real
             one of its precision.
 
     Raises:
         PartitionError: the grid has another number of axes. ArgumentError: the dtype is not
-            complex. ShapeError: from a call, the input has other channels, or a dimension is
-            shorter than its modes. DTypeError: from a call, the input has another dtype.
+            complex, or n_modes of a `real` layer end with 0. ShapeError: from a call, the input has
+            other channels, or a dimension is too short for its modes. DTypeError: from a call, the
+            input has another dtype.
     """
 
     floating = False
@@ -63,8 +70,11 @@ class SpectralConv(Layer):
         n_modes: Sequence[int],
         device: Any = None,
         dtype: Any = None,
+        *,
+        real: bool = False,
     ) -> None:
         super().__init__([P_x], P_x)
+        self.real = bool(real)
         self.n_modes = naturals(n_modes, "SpectralConv: n_modes", ArgumentError)
         spatial(self._name, P_x, len(self.n_modes))
         dtype = torch.complex64 if dtype is None else dtype
@@ -75,15 +85,35 @@ class SpectralConv(Layer):
         scale = 1 / max(in_channels * out_channels, 1)
         whole = drawn(self, lambda: scale * torch.rand(shape, device=device, dtype=dtype))
         whole.requires_grad_()
-        smallest = P_x.shape[0], in_channels, *self.n_modes
-        needed = self._needed(low_modes(TensorSpace(smallest, P_x, complex), *self._low).codomain)
+        sizes = list(self.n_modes)
+        if self.real:
+            if not sizes[-1]:
+                raise ArgumentError(
+                    f"SpectralConv: n_modes {self.n_modes} of a real layer; a frequency of the "
+                    f"last dimension expected"
+                )
+            sizes[-1] = max(2 * (sizes[-1] - 1), 1)
+        smallest = TensorSpace((P_x.shape[0], in_channels, *sizes), P_x, np.float64)
+        there, _ = self._transforms(smallest, np.dtype(complex), ("slab", "pencil"))
+        needed = self._needed(there.codomain)
         one = tuple(slice(0, 1) if axis is COPIES else slice(None) for axis in needed.axes)
         hold(self, "weight", TensorSpace(shape, needed.partition[one], axes=needed.axes), whole)
 
-    @property
-    def _low(self) -> tuple[Any, ...]:
-        """The arguments of `low_modes`, but for the space."""
-        return self.n_modes, tuple(range(2, 2 + len(self.n_modes))), (1,)
+    def _transforms(
+        self, X: TensorSpace, dtype: np.dtype[Any], ways: Sequence[Way]
+    ) -> tuple[Any, Any]:
+        """The transform of an input to its lowest frequencies, and that of the result's back."""
+        low = self.n_modes, tuple(range(2, 2 + len(self.n_modes))), (1,)
+        spaces = [
+            self._space(X, X.dtype if self.real else dtype, channels)
+            for channels in (self.in_channels, self.out_channels)
+        ]
+        if self.real:
+            first = half_modes(spaces[0], *low, ways)
+            return first.forward, half_modes(spaces[1], *low, [first.way]).inverse
+        route = ways[0] if len(ways) == 1 else "auto"
+        there, back = (low_modes(space, *low, route=route) for space in spaces)
+        return there, back.H
 
     def _needed(self, Z: TensorSpace) -> TensorSpace:
         """The blocks of the weight that workers need for their blocks of the frequencies."""
@@ -102,15 +132,19 @@ class SpectralConv(Layer):
             )
         if np.result_type(X.dtype, np.complex64) != dtype or X.dtype.kind not in "fc":
             raise DTypeError(f"{self._name}: an input of {X.dtype} for a weight of {dtype}")
-        spaces = [self._complex(X, dtype, c) for c in (self.in_channels, self.out_channels)]
-        there, back = (low_modes(space, *self._low, route="slab") for space in spaces)
-        Z, kind, real = there.codomain, torch_dtype(dtype), X.dtype.kind == "f"
+        if self.real and X.dtype.kind != "f":
+            raise DTypeError(
+                f"{self._name}: an input of {X.dtype}; a real one expected, as real=True"
+            )
+        there, back = self._transforms(X, dtype, ["slab"])
+        Z, T, real = there.codomain, back.domain, X.dtype.kind == "f"
+        kind = torch_dtype(X.dtype if self.real else dtype)
         held = self.spaces["weight"]
         held = TensorSpace(
             held.global_shape, held.partition, dtype, held.axes, bounds=dict(enumerate(held.bounds))
         )
         spread = self.moved(repartition, held, self._needed(Z))
-        forward, inverse = self.applied(there), self.applied(back.H)
+        forward, inverse = self.applied(there), self.applied(back)
         space = ascii_lowercase[: len(self.n_modes)]
         products = f"XI{space},IO{space}->XO{space}"
 
@@ -120,18 +154,20 @@ class SpectralConv(Layer):
             if self.worker in Z.partition:
                 z = torch.einsum(products, z, weight)
             else:
-                z = zero_volume_result(back.codomain, z, weight)
+                z = zero_volume_result(T, z, weight)
             y = inverse(z)
-            return y.real if real else y
+            return y.real if real and not self.real else y
 
         return convolve
 
     @staticmethod
-    def _complex(X: TensorSpace, dtype: np.dtype[Any], channels: int) -> TensorSpace:
-        """The space of an input with complex numbers, and with so many channels."""
+    def _space(X: TensorSpace, dtype: np.dtype[Any], channels: int) -> TensorSpace:
+        """The space of an input with numbers of another dtype, and with so many channels."""
         shape = X.global_shape[0], channels, *X.global_shape[2:]
         bounds = {d: X.bounds[d] for d in range(X.ndim) if d != 1}
         return TensorSpace(shape, X.partition, dtype, X.axes, X.name, bounds=bounds)
 
     def extra_repr(self) -> str:
-        return f"{self.inputs[0]}, {self.in_channels}, {self.out_channels}, n_modes={self.n_modes}"
+        channels = f"{self.in_channels}, {self.out_channels}"
+        real = ", real=True" * self.real
+        return f"{self.inputs[0]}, {channels}, n_modes={self.n_modes}{real}"

@@ -80,7 +80,7 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
-from linop.stencils import stencil
+from linop.stencils import laplacian, stencil
 
 # isort: split
 # Layers above the core; the core does not import them.
@@ -144,6 +144,7 @@ __all__ = [
     "inner_product",
     "irfft",
     "kron",
+    "laplacian",
     "launch",
     "local",
     "move",

@@ -34,6 +34,7 @@ def test_spectral_convolutions_on_threads(case: Spectral) -> None:
     [
         Spectral(Partition((1, 1, 2, 2)), (3, 2, 5, 6), 3, (3, 4), real=True, seed=1),
         Spectral(Partition((2, 1, 2), (3, 0, 2, 1)), (3, 2, 7), 1, (4,), real=False, seed=2),
+        Spectral(Partition((1, 1, 2, 2)), (3, 2, 5, 6), 3, (3, 4), real=True, seed=3, half=True),
     ],
 )
 def test_spectral_convolutions_on_ranks(case: Spectral) -> None:
@@ -54,3 +55,14 @@ def test_bad_arguments_of_a_spectral_convolution() -> None:
         layer(torch.zeros(1, 2, 2))
     with pytest.raises(DTypeError, match="an input of float64 for a weight of complex64"):
         layer(torch.zeros(1, 2, 5, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match="a frequency of the last dimension expected"):
+        linop.layers.SpectralConv(grid, 2, 2, (0,), real=True)
+    real = linop.layers.SpectralConv(grid, 2, 3, (3,), real=True)
+    assert "n_modes=(3,), real=True" in repr(real)
+    assert real(torch.zeros(1, 2, 5)).shape == (1, 3, 5)
+    with pytest.raises(
+        ShapeError, match=r"at most \(2,\) of a real tensor, of the last one from 0"
+    ):
+        real(torch.zeros(1, 2, 3))
+    with pytest.raises(DTypeError, match="an input of complex64; a real one expected"):
+        real(torch.zeros(1, 2, 5, dtype=torch.complex64))

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop.planning.fusion import overwritten
 from linop.planning.passes import Options, rewritten
 from linop.planning.plan import Alias, Apply, LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.planning.verification.plan_errors import FusedSumError, PlanError, StorageError
@@ -109,6 +111,80 @@ def test_only_arrays_that_were_made_are_overwritten() -> None:
     broken = edited(plans, lambda s: replace(s, inside=True) if isinstance(s, Apply) else s)
     with pytest.raises(StorageError, match="the array that it overwrites was not made"):
         linop.verify_plans(broken, op)
+
+
+X, Y = linop.Region("x", 4), linop.Region("y", 2)
+BOTH = linop.Space([X, Y])
+
+
+def added(op: LinearOperator, *scratch: str, **options: bool) -> LoweredPlan:
+    """The plan of the only worker after all passes; it is that of the operator."""
+    (plan,) = plans_of(op)
+    *_, (_, after) = rewritten(replace(plan, scratch=frozenset(scratch)), Options(**options))
+    linop.verify_plans([after], op)
+    return after
+
+
+def test_sums_are_formed_in_arguments_that_may_be_overwritten() -> None:
+    op = linop.add(BOTH, Y, X[1:3])
+    plan = added(op, "x", "y")
+    assert overwritten(plan) == {"x"}
+    (make,) = (step for step in plan.steps if isinstance(step, Make))
+    assert str(make) == "make x[4] inside of the argument"
+    kept, added_to = puts_of(plan.steps)
+    assert kept.stored and kept.keeps and added_to.accumulate and not added_to.stored
+    for other in (added(op), added(op, "y"), added(op, "x", inside=False)):
+        assert not overwritten(other)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        linop.add(BOTH, X[:1], X[1:2]),  # read for another purpose
+        linop.add(linop.allocate(BOTH, linop.Region("z", 4)).codomain, Y, X[1:3])
+        @ linop.copy(BOTH, X, linop.Region("z", 4)),
+        linop.clear(BOTH, X[:1]),  # nothing is added
+        2 * linop.add(BOTH, Y, X[1:3]),  # not as it was
+        linop.identity(BOTH),
+    ],
+)
+def test_arguments_that_are_needed_are_not_overwritten(op: LinearOperator) -> None:
+    assert not overwritten(added(op, "x", "y"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda s: replace(s, zeroed=True) if isinstance(s, Make) else s,
+        lambda s: replace(s, stored=False) if isinstance(s, Put) else s,
+        lambda s: Alias(X, X) if isinstance(s, Alias) else s,
+    ],
+)
+def test_broken_sums_in_arguments_are_rejected(edit: Edit) -> None:
+    op = linop.add(BOTH, Y, X[1:3])
+    plan = added(op, "x")
+    with pytest.raises(PlanError):
+        linop.verify_plans(edited([plan], edit), op)
+    with pytest.raises(StorageError, match="the argument's memory has another use"):
+        linop.verify_plans([replace(plan, scratch=frozenset())], op)
+
+
+def test_a_plan_overwrites_what_it_was_given() -> None:
+    """And results are memory of their own nevertheless."""
+    op = linop.add(BOTH, Y, X[1:3])
+
+    def main(backend: linop.backends.Backend) -> None:
+        plan = op.compile(backend)
+        assert plan.give_up(["x", "y"]) == {"x"}
+        for _ in range(3):
+            x, y = np.arange(4.0), np.array([10.0, 20.0])
+            found = plan({"x": x, "y": y})
+            assert found["x"].tolist() == x.tolist() == [0, 11, 22, 3]
+            assert not np.may_share_memory(found["x"], x) and y.tolist() == [10, 20]
+        kept = plan.H({"x": x, "y": y})
+        assert kept["y"].tolist() == [21, 42] and x.tolist() == [0, 11, 22, 3]
+
+    linop.launch(main, 1)
 
 
 def other_target(step: Step) -> Step:

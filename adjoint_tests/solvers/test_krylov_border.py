@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 import linop
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends import Backend
-from linop.errors import ArgumentError, DTypeError, MissingExtraError, ShapeError, SpaceError
+from linop.errors import (
+    ArgumentError,
+    DTypeError,
+    MissingExtraError,
+    RegionError,
+    ShapeError,
+    SpaceError,
+)
 from support.contracts.plans import raised
 from support.contracts.solvers import hermitian
 
@@ -204,11 +211,43 @@ def test_vectors_of_one_process_on_workers() -> None:
         plan, b = op.compile(backend), op.codomain.random(1)
         words = raised(SpaceError, lambda: solvers.cg(plan, b))
         assert "cg: b is a vector of one process, A the plan of one worker of several" in words
-        words = raised(ArgumentError, lambda: solvers.lsqr(plan, np.ones(12)))
-        assert "given ndarray as b; make one with backend.vector(A.codomain, array)" in words
+        words = raised(ShapeError, lambda: solvers.lsqr(plan, np.ones(12)))
+        assert "lsqr, b: array of region" in words and "shape (12,) given, (6,) expected" in words
         assert solvers.power(plan, maxiter=3).nit == 3
 
     linop.launch(main, 2)
+
+
+def test_workers_give_what_their_plan_takes() -> None:
+    """An array, a list, arrays by region name, or None where the worker holds no region: x is that
+    of the backend's vectors, with their bits."""
+    X = TensorSpace((6,), Partition((2,)))
+
+    def main(backend: Backend) -> None:
+        worker = backend.worker or 0
+        plan = (-linop.laplacian(X)).compile(backend)
+        b = np.arange(6.0)[X.slices(worker)] if worker < 2 else None
+        made = backend.vector(X, b)
+        wanted = solvers.cg(plan, made, made).x
+        for k in range(4):
+            forms = (
+                [b, b.tolist(), b.astype(np.float32), {f"x@{worker}": b}] if b is not None else []
+            )
+            form = forms[k] if forms else None
+            found = solvers.cg(plan, form, {} if form is None else form).x
+            for name, array in found.arrays.items():
+                assert array.tobytes() == wanted[name].tobytes()
+
+    linop.launch(main, 3)
+
+
+def test_arrays_by_region_of_one_process() -> None:
+    X = TensorSpace((4,), (2,))
+    b = {"x@0": np.array([2.0, 4.0]), "x@1": np.array([6.0, 8.0])}
+    np.testing.assert_array_equal(X.gather(solvers.cg(2 * linop.identity(X), b).x), [1, 2, 3, 4])
+    for given_ in ({"y": np.ones(2)}, {"x@0": np.ones(3), "x@1": np.ones(2)}):
+        with pytest.raises((RegionError, ShapeError), match="cg, b: "):
+            solvers.cg(2 * linop.identity(X), given_)
 
 
 @each_method

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,108 @@ def test_the_map_of_least_squares(size: int, seed: int, step: float) -> None:
     )
     np.testing.assert_allclose(np.asarray(f.prox(v, step)), wanted, atol=1e-8)
     assert f(v) == pytest.approx(0.3 * np.linalg.norm(A @ np.asarray(v) - b) ** 2)
+
+
+# Starts of maps that iterate
+
+
+def _least_squares(seed: int = 3, **given: Any) -> tuple[LinearOperator, Any, list[str]]:
+    """An operator, its `squared_l2`, and a list that gets an entry for each application."""
+    A, b = problem(14, 9, seed)
+    applied: list[str] = []
+
+    def once(M: np.ndarray, x: np.ndarray) -> np.ndarray:
+        applied.append("A")
+        return M @ x
+
+    X, Y = (linop.Space(linop.Region(name, n)) for name, n in (("x", 9), ("y", 14)))
+    op = linop.local(X, Y, lambda x: once(A, x), lambda y: once(A.T, y))
+    return op, prox.squared_l2(1.0, op.codomain.vector(b), op, **given), applied
+
+
+def test_a_start_is_near_the_same_minimizer() -> None:
+    """At the result: it ends at once. Of the conjugate: by Moreau's identity, the same."""
+    op, f, applied = _least_squares(rtol=1e-10)
+    v = op.domain.random(1)
+    for g in (f, f.conjugate()):
+        applied.clear()
+        wanted = g.prox(v, 0.7)
+        cold = len(applied)
+        applied.clear()
+        found = g.prox(v, 0.7, wanted)
+        assert len(applied) <= 4 < cold  # once to see it, once more to begin in vain
+        np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), atol=1e-9)
+        far = g.prox(v, 0.7, 100 * op.domain.random(2))
+        np.testing.assert_allclose(np.asarray(far), np.asarray(wanted), atol=1e-9)
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-4, 1e-6])
+def test_the_tolerance_bounds_the_distance(rtol: float) -> None:
+    op, f, _ = _least_squares(rtol=rtol)
+    _, exact, _ = _least_squares(rtol=1e-13)
+    v, right = op.domain.random(1), f._image()
+    for step in (0.3, 3.0):
+        off = f.prox(v, step) - exact.prox(v, step)
+        assert off.norm() <= 1.001 * rtol * (v + step * right).norm()
+
+
+def test_maps_keep_nothing_between_calls() -> None:
+    """Two solvers that share a map, one inside of the other's callback, find what they find alone;
+    and the map gives the same bits before and after."""
+    op, f, _ = _least_squares(niter=2, rtol=0)
+    v, K = op.domain.random(1), linop.identity(op.domain)
+
+    def solved(x0: Vector, callback: Any = None) -> Vector:
+        given = {"tau": 0.5, "mu": 0.5, "niter": 5, "tol": 0, "callback": callback}
+        return primal_dual(K, prox.l1(0.1), f, x0, **given).x
+
+    alone, other, before = solved(v), solved(3 * v), f.prox(v, 0.5)
+    inside: list[Vector] = []
+    shared = solved(v, lambda x: inside.append(solved(3 * v)))
+    for found, wanted in [(shared, alone), *((one, other) for one in inside)]:
+        assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
+    assert np.asarray(f.prox(v, 0.5)).tobytes() == np.asarray(before).tobytes()
+
+
+@pytest.mark.parametrize("side", ["f", "g"])
+def test_solvers_begin_maps_at_their_last_variables(side: str) -> None:
+    """Near the solution each call of the map takes fewer applications than from v."""
+    op, f, applied = _least_squares(rtol=1e-6)
+    K, x0 = linop.identity(op.domain), op.domain.random(1)
+    maps = (f, prox.l1(0.1)) if side == "f" else (prox.l1(0.1), f)
+    count: list[int] = []
+    given = {"tau": 0.9, "mu": 0.9, "niter": 40, "tol": 0}
+    primal_dual(K, *maps, x0, callback=lambda x: count.append(len(applied)), **given)
+    each = np.diff(count)
+    applied.clear()
+    f.prox(op.domain.random(1), 0.9)
+    assert each[-5:].max() < min(len(applied), each[0])
+
+
+def test_other_limits_of_a_map_are_another_problem(tmp_path: Path) -> None:
+    """A checkpoint of a run whose map has other ones is refused."""
+    op, f, _ = _least_squares(niter=3, rtol=1e-3)
+    _, other, _ = _least_squares(niter=3, rtol=1e-4)
+    path, x0, one = tmp_path / "run", op.domain.random(1), linop.identity(op.domain)
+    given = {"tau": 0.5, "mu": 0.5, "tol": 0}
+    primal_dual(one, prox.l1(0.1), f, x0, niter=4, checkpoint=path, every=2, **given)
+    whole = primal_dual(one, prox.l1(0.1), f, x0, niter=8, **given)
+    found = primal_dual(one, prox.l1(0.1), f, x0, niter=8, resume=path, **given)
+    assert np.asarray(found.x).tobytes() == np.asarray(whole.x).tobytes()
+    with pytest.raises(ArgumentError, match="no checkpoint of this problem"):
+        primal_dual(one, prox.l1(0.1), other, x0, niter=8, resume=path, **given)
+
+
+def test_wrong_starts_are_named() -> None:
+    op, f, _ = _least_squares()
+    v = op.domain.random(1)
+    with pytest.raises(SpaceError, match=r"squared_l2\(1\), start"):
+        f.prox(v, 1.0, op.codomain.random(1))
+    with pytest.raises(ArgumentError, match=r"squared_l2\(1\), start: expected a Vector"):
+        f.prox(v, 1.0, np.zeros(9))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(
+        np.asarray(prox.l1().prox(v, 1.0, v)), np.asarray(prox.l1().prox(v, 1.0))
+    )
 
 
 # Borders

@@ -327,7 +327,7 @@ UNFIT: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "axis twice": (PartitionError, lambda: TensorSpace((4, 4), GRID, axes=(1, -1))),
     "axes": (PartitionError, lambda: TensorSpace((4, 4), GRID, axes=(0,))),
     "role": (ArgumentError, lambda: TensorSpace(4, Partition(2), axes=("copies",))),  # type: ignore[arg-type]
-    "partition": (ArgumentError, lambda: TensorSpace(4, 2)),  # type: ignore[arg-type]
+    "partition": (ArgumentError, lambda: TensorSpace(4, "2")),  # type: ignore[arg-type]
     "sum of sizes": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={0: (1, 2)})),
     "number of sizes": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={0: (4,)})),
     "sizes of what": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={1: (1, 3)})),
@@ -340,6 +340,14 @@ UNFIT: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "another": (SpaceError, lambda: TensorSpace(2, Partition(2)).gather(
         TensorSpace(2, Partition(1)).zeros())),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", [2, (2,), [2, 1], (1, 2), np.int64(3)])
+def test_a_grid_is_given_by_its_shape_too(grid: Any) -> None:
+    X, Y = TensorSpace((4, 6), grid), TensorSpace((4, 6), Partition(grid))
+    assert X == Y and X.partition.shape == Y.partition.shape
+    with pytest.raises(PartitionError, match="at least one worker"):
+        TensorSpace((4, 6), 0)
 
 
 @pytest.mark.parametrize("what", UNFIT)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import linop
 from linop.backends import Backend
 from support.contracts.stencils import by_slices
 from support.examples import example
@@ -54,6 +55,17 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
 def is_right(backend: Backend, name: str) -> None:
     found = example(f"inverse/{name}").main(backend)
     assert RIGHT[name](found), found
+
+
+def eigenvalues_are_right(backend: Backend) -> None:
+    """The program has the operator whole on every worker, and finds the same; so does Lanczos'
+    method on the workers together, of the plan of the same operator."""
+    of_lines = [4 * np.sin(np.arange(1, n + 1) * np.pi / 2 / (n + 1)) ** 2 for n in (20, 15)]
+    wanted = -np.sort(np.add.outer(*of_lines).ravel())[::-1][:3]
+    np.testing.assert_allclose(example("inverse/eigenvalues").values, wanted)
+    X = linop.TensorSpace((20, 15), (backend.workers, 1))
+    found, _ = linop.solvers.lanczos(linop.laplacian(X).compile(backend), 3)
+    np.testing.assert_allclose(found, wanted)
 
 
 def passes_taylors_test(backend: Backend) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
@@ -204,6 +204,16 @@ class BoundPlan(Keeper, ABC):
     @abstractmethod
     def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
         """The plan of the adjoint, which is `op`, on the same backend; without communication."""
+
+    def give_up(self, names: Collection[str]) -> frozenset[str]:
+        """Allow runs to overwrite arguments, whose regions are given by name. Before the first
+        call; without communication, since this concerns the memory of this process alone.
+
+        Returns:
+            Those that runs do overwrite; they are no longer to be called with arrays of others.
+        """
+        del names
+        return frozenset()
 
     @abstractmethod
     def _begin(self, x: Any, out: Any) -> None:

@@ -203,7 +203,8 @@ class DrivingPlan(BoundPlan):
 
 class LoopPlan(DrivingPlan):
     """The plan of a time loop: the plan of its step, called for each step. States alternate between
-    two sets of buffers; signals are read from, and records written to, the arrays over time."""
+    two sets of buffers, of which the step may overwrite the one that it reads; signals are read
+    from, and records written to, the arrays over time."""
 
     op: Loop
 
@@ -211,6 +212,7 @@ class LoopPlan(DrivingPlan):
         super().__init__(op, backend, [body])
         self.body = body
         self._state = [region.name for region in self._held(op.state)]
+        self._overwritten = body.give_up(self._state)
         self._buffers: list[ByName] | None = None
         self._lend = {region.name: self._lender(region) for region in self._regions_out}
         self._coming, self._going = (self._pairs(ends) for ends in (op.coming, op.going))
@@ -243,7 +245,7 @@ class LoopPlan(DrivingPlan):
         flag = self.backend.arrays.plain
         straight = outs if outs and all(getattr(a.flags, flag) for a in outs.values()) else None
         made = straight or {name: lend() for name, lend in self._lend.items()}
-        before = {name: arrays[name] for name in self._state} if self.op.initial else self._zeros()
+        before = self._first(arrays) if self.op.initial else self._zeros()
         left = self.op.n
         for k in self.op.times:
             left -= 1
@@ -258,6 +260,17 @@ class LoopPlan(DrivingPlan):
             )
             before = after
         return made if straight else _into(outs, made)
+
+    def _first(self, arrays: ByName) -> ByName:
+        """The initial state; what steps overwrite is copied, for arguments are not."""
+        before = {name: arrays[name] for name in self._state}
+        if not self._overwritten:
+            return before
+        own = self._other(self.op.n)
+        for name in self._overwritten:
+            own[name][...] = arrays[name]
+            before[name] = own[name]
+        return before
 
     def _zeros(self) -> ByName:
         zeros = self._other(self.op.n)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,9 @@ from linop.backends.together.deadlock import PAST, Key, Point
 from linop.backends.together.recorder import Called, users_line
 from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.operators.operator import LinearOperator
+from linop.planning.fusion import overwritten
 from linop.planning.lowering import workers_of
+from linop.planning.passes import bound_plan
 from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
 
@@ -87,6 +90,11 @@ class WorkerPlan(BoundPlan):
 
     def _bind_adjoint(self, op: LinearOperator) -> BoundPlan:
         return WorkerPlan(op, self._worker, self._tag ^ 1)
+
+    def give_up(self, names: Collection[str]) -> frozenset[str]:
+        assert self._program is None, "a plan is bound at its first call"
+        self.plan = replace(self.plan, scratch=frozenset(names))
+        return overwritten(bound_plan(self.plan, self._worker.options))
 
     def _begin(self, x: Any, out: Any) -> None:
         how = NEW if out is None else OUT if out is not x else IN_PLACE

@@ -2,6 +2,4 @@
 
 import linop
 
-X = linop.TensorSpace((20, 15), linop.Partition((2, 2)))
-A = linop.stencil(X, {(0, 0): 4, (1, 0): -1, (-1, 0): -1, (0, 1): -1, (0, -1): -1})
-print(values := A.eigs(3, symmetric=True))
+print(values := linop.laplacian(linop.TensorSpace((20, 15), (2, 2))).eigs(3, symmetric=True))

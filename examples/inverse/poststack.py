@@ -39,7 +39,7 @@ def main(backend, model=None, ny=16, niter=10, outer=1):
     plain = cgls(G, d, x0, niter=niter, tol=0).x
     normal = cg(N, G.H(d), x0, maxiter=niter, rtol=0).x
     stacked = cgls(R, R.op.codomain.join(d, zero), x0, niter=niter, tol=0).x
-    misfit, flat = prox.squared_l2(1, d, G, niter=20), prox.l1(0.01)
+    misfit, flat = prox.squared_l2(1, d, G, niter=20, rtol=1e-5), prox.l1(0.01)
     split = admm(misfit, flat, x0, Op=K, tau=0.99 / 12, niter=outer, tol=0).x
     dual = primal_dual(K, flat, misfit, x0, tau=1, mu=0.99 / 12, niter=outer, tol=0).x
     found = {

@@ -59,7 +59,7 @@ def rfft(
         return local.rfft(X, codomain, axes=axes, norm=norm)
     dims, others, real = _parts("rfft", X, axes, norm, out, codomain, route, network)
     space, half = real.codomain, others.domain
-    steps = [local.rfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
+    steps = [local.rfft(a, b, axes=dims[-1], norm=norm) for a, b in blocks_of(space, half)]
     op = compose(others, direct_sum(*steps, domain=space, codomain=half), real)
     return _named("Fr", dims, op)
 
@@ -89,7 +89,7 @@ def irfft(
         return local.irfft(X, domain, axes=axes, norm=norm)
     dims, others, real = _parts("irfft", X, axes, norm, out, domain, route, network)
     space, half = real.codomain, others.domain
-    steps = [local.irfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
+    steps = [local.irfft(a, b, axes=dims[-1], norm=norm) for a, b in blocks_of(space, half)]
     op = compose(
         real.euclidean_adjoint,
         direct_sum(*steps, domain=half, codomain=space),
@@ -125,25 +125,26 @@ def _parts(
     if not X.global_shape[last]:
         raise ArgumentError(f"{what}: the halved dimension {last} of {X!r} has no element")
     rest = tuple(d for d in dims if d != last)
-    layouts, halved = Layouts(X), Layouts(_shortened(X, last, dtype))
+    layouts, half = Layouts(X), Layouts(halved(X, last, dtype, X.global_shape[last] // 2 + 1))
     *_, (cuts, _) = layouts.route("pencil", [last])
-    halved.start = cuts
-    end = None if out == "transposed" else halved.X
+    half.start = cuts
+    end = None if out == "transposed" else half.X
     if codomain is not None and end is not None:
         end = end_of(end, codomain)
     scale = norm if what == "rfft" else DUAL[norm]
-    others = transformed("F", halved, rest, rest, ways, end, scale, network)
+    others = transformed("F", half, rest, rest, ways, end, scale, network)
     return (*rest, last), others, layouts.move(X, layouts.space(cuts))
 
 
-def _shortened(X: TensorSpace, last: int, dtype: np.dtype) -> TensorSpace:
-    """The frequencies on the grid of X."""
-    shape = tuple(n // 2 + 1 if d == last else n for d, n in enumerate(X.global_shape))
+def halved(X: TensorSpace, last: int, dtype: np.dtype, count: int) -> TensorSpace:
+    """The frequencies, `count` of dimension `last`, on the grid of X."""
+    shape = tuple(count if d == last else n for d, n in enumerate(X.global_shape))
     bounds = {d: cuts for d, cuts in enumerate(X.bounds) if d != last}
     return TensorSpace(shape, X.partition, dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
 
 
-def _blocks(space: TensorSpace, half: TensorSpace) -> list[tuple[Space, Space]]:
+def blocks_of(space: TensorSpace, half: TensorSpace) -> list[tuple[Space, Space]]:
+    """Each block of a space, and that of its frequencies."""
     pairs = zip(space.regions, half.regions, strict=True)
     return [(Space(a, space.dtype), Space(b, half.dtype)) for a, b in pairs]
 

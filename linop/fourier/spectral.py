@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, ShapeError, expect
+from linop.fourier.half_modes import half_modes
 from linop.fourier.layouts import Layouts, Way
 from linop.fourier.transform import fastest, transformed, ways_of
 from linop.local_operators.fourier import transformed_axes
@@ -20,6 +21,7 @@ from linop.operators.expressions import compose
 from linop.operators.operator import TensorOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
+from linop.spaces.real_parts import complex_of
 from linop.spaces.region import integer, naturals
 from linop.spaces.scalars import Array, of_dtype
 from linop.spaces.space import Space
@@ -92,36 +94,42 @@ def spectral_convolution(
     for all others (Li et al., "Fourier neural operator for parametric partial differential
     equations", 2021, equation 5).
 
+    Of a real tensor the transforms are those of `numpy.fft.rfftn` and ``irfftn``, of half the work
+    and bytes: the last axis is the halved one, best whole in the blocks of X. Weights of
+    frequencies that are their own mirror images along it (0, and n/2 of an even length n) count as
+    ``irfftn`` counts them: with their Hermitian part along the other axes.
+
     Args:
-        X: a `TensorSpace` of a complex dtype, whose blocks do not overlap.
+        X: a `TensorSpace` of a complex or real dtype, whose blocks do not overlap.
         weights: a number for each frequency, of shape (modes of each axis), in the order of
-            `low_modes`; with `channels`, a matrix, of shape (channels of X, channels of the result,
-            modes of each axis).
+            `low_modes`, for a real X of the last axis those from 0, at most n // 2 + 1; with
+            `channels`, a matrix, of shape (channels of X, channels of the result, modes of each
+            axis). Complex ones for a real X, too.
         axes: dimensions to transform along, in increasing order; by default the last ones.
         channels: the dimension of channels, which are mixed.
         codomain: the space of the result; by default X. It is cut as X is.
 
     Raises:
-        ShapeError: the weights do not fit X and the codomain. DTypeError: a dtype is not complex,
-            or does not hold the weights. PartitionError, ArgumentError: as `low_modes`.
+        ShapeError: the weights do not fit X and the codomain. DTypeError: a dtype is neither
+            complex nor real, or does not hold the weights. PartitionError, ArgumentError: as
+            `low_modes`.
     """
     X = expect("spectral_convolution", X, TensorSpace)
     Y = X if codomain is None else expect("spectral_convolution", codomain, TensorSpace)
     of = None if channels is None else integer(channels, "spectral_convolution: channels") % X.ndim
-    values = of_dtype(weights, X.dtype, "spectral_convolution")
+    dtype = complex_of(X.dtype) if X.dtype.kind == "f" else X.dtype
+    values = of_dtype(weights, dtype, "spectral_convolution")
     mixed, whole = (0, ()) if of is None else (2, (of,))
     axes = range(X.ndim - values.ndim + mixed, X.ndim) if axes is None else axes
-    along = transformed_axes(X.dtype, axes, X.ndim, "ortho")
+    along = transformed_axes(dtype, axes, X.ndim, "ortho")
     if [int(d) % X.ndim for d in np.atleast_1d(axes)] != list(along):
         raise ArgumentError(
             f"spectral_convolution: axes in increasing order expected, as the weights' dimensions "
             f"are; given {axes}"
         )
     modes = values.shape[mixed:]
-    way = fastest(*_shortened(X, modes, along, whole), ways_of("auto"), None)
-    first = low_modes(X, modes, along, whole, route=way)
-    last = low_modes(Y, modes, along, whole, route=way)
-    Z, T = first.codomain, last.codomain
+    there, back = _both(X, Y, modes, along, whole)
+    Z, T = there.codomain, back.domain
     ends = () if of is None else (X.global_shape[of], Y.global_shape[of])
     if values.shape[:mixed] != ends or not _alike(Z, T, of):
         raise ShapeError(
@@ -134,7 +142,20 @@ def spectral_convolution(
         ports = _weighted(values[own], X.ndim, along, of)
         ends_of = Space(source, Z.dtype), Space(target, Z.dtype)
         blocks.append(local_operator(*ends_of, ports, "W"))
-    return compose(last.euclidean_adjoint, DirectSum(blocks, Z, T), first)
+    return compose(back, DirectSum(blocks, Z, T), there)
+
+
+def _both(
+    X: TensorSpace, Y: TensorSpace, modes: Sequence[int], along: Sequence[int], whole: Sequence[int]
+) -> tuple[Any, Any]:
+    """The transform of X to its lowest frequencies, and that of those of Y back, by one route."""
+    ways = ways_of("auto")
+    if X.dtype.kind == "f":
+        first = half_modes(X, modes, along, whole, ways)
+        return first.forward, half_modes(Y, modes, along, whole, [first.way]).inverse
+    way = fastest(*_shortened(X, modes, along, whole), ways, None)
+    there, back = (low_modes(space, modes, along, whole, route=way) for space in (X, Y))
+    return there, back.euclidean_adjoint
 
 
 def _alike(Z: TensorSpace, T: TensorSpace, channels: int | None) -> bool:

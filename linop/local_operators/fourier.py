@@ -3,7 +3,6 @@ workers are in `linop.fourier`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -118,7 +117,8 @@ def rfft(
 
     Args:
         domain: one region, of a real dtype; float64 if a `Region` is given.
-        codomain: by default a region ``<name>^`` on the same worker, of the complex dtype.
+        codomain: by default a region ``<name>^`` on the same worker, of the complex dtype. One that
+            is shorter along the halved axis has the lowest frequencies alone.
         axes: to transform along, the halved one last; by default all.
         norm: as for `fft`.
         name: the symbol.
@@ -133,7 +133,7 @@ def rfft(
         return (lambda x: there(x, norm)), (lambda y: back(half * y, DUAL[norm]))
 
     def dense() -> scipy.sparse.sparray:
-        return _half_matrix(ends[0], along, norm)
+        return _half_matrix(ends, along, norm)
 
     return local_operator(*ends, port, name, dense)
 
@@ -147,7 +147,8 @@ def irfft(
     norm: Norm = "ortho",
     name: str = "Fr⁻¹",
 ) -> LinearOperator:
-    """The inverse of `rfft` of a region, as `numpy.fft.irfftn`: from its codomain to the region.
+    """The inverse of `rfft` of a region, as `numpy.fft.irfftn`: from its codomain to the region;
+    frequencies that a shorter domain has not are zero.
 
     Args:
         codomain: the region of real numbers.
@@ -167,7 +168,7 @@ def irfft(
 
     def dense() -> scipy.sparse.sparray:
         twice = np.broadcast_to(1 / halves, ends[1].regions[0].shape).reshape(-1, 1)
-        return scipy.sparse.csr_array((_half_matrix(ends[0], along, DUAL[norm]) * twice).conj().T)
+        return scipy.sparse.csr_array((_half_matrix(ends, along, DUAL[norm]) * twice).conj().T)
 
     return local_operator(*ends[::-1], port, name, dense)
 
@@ -199,9 +200,12 @@ def _half(
     made = Region(f"{region.name}^", shape, region.workers, region.memory)
     target = as_space(made if other is None else other, dtype)
     given = single_region(what, target).shape
-    if given != shape or target.dtype != dtype:
+    kept = given[last] if len(given) == ndim else -1
+    low = tuple(min(kept, n) if d == last else n for d, n in enumerate(shape))
+    if given != low or target.dtype != dtype:
         raise ShapeError(
-            f"{what}: of {region} the frequencies are {shape} of {dtype}; given {target!r}"
+            f"{what}: of {region} the frequencies are {shape} of {dtype}, or fewer along dimension "
+            f"{last}; given {target!r}"
         )
     halves = np.full(n // 2 + 1, 0.5, space.dtype)
     halves[0] = 1
@@ -209,7 +213,7 @@ def _half(
         halves[-1] = 1
     along = (*(d for d in every if d != last), last)
     lengths = tuple(region.shape[d] for d in along)
-    return (space, target), along, lengths, halves.reshape([-1] + [1] * (ndim - 1 - last))
+    return (space, target), along, lengths, halves[:kept].reshape([-1] + [1] * (ndim - 1 - last))
 
 
 def _transforms(
@@ -221,11 +225,12 @@ def _transforms(
     """The transform of real arrays and its inverse, of arrays and a norm."""
     transforms, zeros = namespace.scipy("fft"), namespace.module.zeros
     (x, real), (y, made) = ((s.regions[0].shape, s.dtype) for s in ends)
+    low = (*(slice(None) for _ in range(along[-1])), slice(y[along[-1]]))
 
     def there(array: Array, norm: Norm) -> Any:
         if not array.size:
             return zeros(y, made)
-        return transforms.rfftn(array, axes=along, norm=norm).astype(made, copy=False)
+        return transforms.rfftn(array, axes=along, norm=norm)[low].astype(made, copy=False)
 
     def back(array: Array, norm: Norm) -> Any:
         if not array.size:
@@ -246,12 +251,14 @@ def real_dtype(what: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def _half_matrix(space: Space, along: Sequence[int], norm: Norm) -> scipy.sparse.csr_array:
-    region = space.regions[0]
+def _half_matrix(
+    ends: tuple[Space, Space], along: Sequence[int], norm: Norm
+) -> scipy.sparse.csr_array:
+    region, half = (space.regions[0] for space in ends)
     units = np.eye(region.size).reshape(region.size, *region.shape)
-    columns = [np.ravel(np.fft.rfftn(unit, axes=along, norm=norm)) for unit in units]
-    rows = math.prod(n // 2 + 1 if d == along[-1] else n for d, n in enumerate(region.shape))
-    return scipy.sparse.csr_array(np.reshape(columns, (region.size, rows)).T)
+    low = tuple(slice(n) for n in half.shape)
+    columns = [np.ravel(np.fft.rfftn(unit, axes=along, norm=norm)[low]) for unit in units]
+    return scipy.sparse.csr_array(np.reshape(columns, (region.size, half.size)).T)
 
 
 def transformed_axes(

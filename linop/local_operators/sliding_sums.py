@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,31 +300,86 @@ class _Tiling:
     def transpose(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays x that the transposed map gives for the list of y."""
         (y,) = (y.astype(self.sums.wide, copy=False) for y in arrays)
-        xs = [self.module.zeros(shape, self.sums.wide) for shape in self.sums.sources]
+        returns, zeroed = self._returns
+        xs = [
+            (self.module.zeros if zero else self.module.empty)(shape, self.sums.wide)
+            for shape, zero in zip(self.sums.sources, zeroed, strict=True)
+        ]
         padded, sums = self._padded()
         (full, given), (_, scratch) = self._pair(self.module), self._pair(self.module)
         inner = None
-        for tile in self.tiles:
+        for tile, parts in zip(self.tiles, returns, strict=True):
             if tile.inner != inner:
                 full[...], inner = 0, tile.inner
             full[inner] = y[tile.out]
-            padded[...] = 0
             self._spread(given, sums, scratch, tile)
-            for source, of, at in tile.fills:
+            for fresh, source, of, at in parts:
                 part = xs[source][of]
-                self.module.add(part, padded[at], out=part)
+                if fresh:
+                    part[...] = padded[at]
+                else:
+                    self.module.add(part, padded[at], out=part)
         return [x.astype(self.sums.dtype, copy=False) for x in xs]
 
+    @cached_property
+    def _returns(self) -> tuple[list[list[tuple[bool, int, Index, Index]]], list[bool]]:
+        """Of each tile, what the transposed map does with the buffer: (True to set and False to
+        add, number of the array, index in it, index in the buffer) of each box; and of each array,
+        whether it has elements that no box sets first."""
+        seen = [np.zeros(shape, bool) for shape in self.sums.sources]
+        zeroed = [False] * len(seen)
+        returns: list[list[tuple[bool, int, Index, Index]]] = []
+        for tile in self.tiles:
+            parts: list[tuple[bool, int, Index, Index]] = []
+            for source, of, at in tile.fills:
+                for fresh, own, there in _fresh_and_seen(seen[source][of], of, at):
+                    parts.append((bool(fresh), source, own, there))
+                    zeroed[source] |= fresh is None
+                seen[source][of] = True
+            returns.append(parts)
+        return returns, [zero or not s.all() for zero, s in zip(zeroed, seen, strict=True)]
+
     def _spread(self, given: Any, sums: Any, scratch: Any, tile: _Tile) -> None:
-        """Add a tile of y, times the weights, to what the taps read."""
-        for number, tap, views in self.groups:
+        """Set what the taps read to the sum of a tile of y, times the weights."""
+        for k, (number, tap, views) in enumerate(self.groups):
+            begun = not k and self.flat and number != -1  # set one view, and clear the rest alone
+            first = sums[views[0]]
+            if begun:
+                sums[: views[0].start] = 0
+                sums[views[0].stop :] = 0
+            elif not k:
+                sums[...] = 0
             factor, combine = given, self.module.subtract if number == -1 else self.module.add
             if number not in _UNIT:
-                self._multiplied(given, number, tile.weights.get(tap), scratch)
-                factor = scratch
-            for view in views:
+                factor = first if begun and len(views) == 1 else scratch
+                self._multiplied(given, number, tile.weights.get(tap), factor)
+            if begun and factor is not first:
+                first[...] = factor
+            for view in views[1:] if begun else views:
                 part = sums[view]
                 combine(part, factor, out=part)
+
+
+def _fresh_and_seen(seen: Any, of: Index, at: Index) -> Iterator[tuple[bool | None, Index, Index]]:
+    """A box in parts: (True where its elements are seen for the first time, False where again, None
+    for a mixture; index in the array, index in the buffer). Tiles follow one another along the
+    first dimension, so that rows are the one or the other.
+
+    Args:
+        seen: of each element of the box, whether it was seen.
+    """
+    if not seen.any() or seen.all():
+        yield not seen.any(), of, at
+        return
+    lines = seen.reshape(len(seen), -1)
+    known = lines.all(axis=1)
+    if of[0].step != 1 or (lines.any(axis=1) != known).any():
+        yield None, of, at
+        return
+    starts = [0, *(np.flatnonzero(known[1:] != known[:-1]) + 1).tolist(), len(known)]
+    for a, b in pairwise(starts):
+        own, there = (slice(one.start + a, one.start + b, 1) for one in (of[0], at[0]))
+        yield not known[a], (own, *of[1:]), (there, *at[1:])
 
 
 _UNIT = (1, -1)

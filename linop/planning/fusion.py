@@ -1,9 +1,9 @@
 """Passes over one worker's plan that save passes over its memory; they change no message.
 
-`sums_fused` forms a sum of two terms in one pass, within the memory in which messages arrive.
-`stored_in_results` forms a sum where the next stage would copy it to. `applied_inside` saves local
-maps the pages of a new result. Their conditions are those of the memory of one worker, so workers
-need not agree on them.
+`added_inside` adds to an argument where it is, if that may be overwritten. `sums_fused` forms a sum
+of two terms in one pass, within the memory in which messages arrive. `stored_in_results` forms a
+sum where the next stage would copy it to. `applied_inside` saves local maps the pages of a new
+result. Their conditions are those of the memory of one worker, so workers need not agree on them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,60 @@ from dataclasses import replace
 from itertools import pairwise
 
 from linop.planning.collective_selection import offset_of
-from linop.planning.plan import Alias, Apply, LoweredPlan, Make, Put, Step, Sum, puts_of
+from linop.planning.plan import Alias, Apply, LoweredPlan, Make, Put, Send, Step, Sum, puts_of
 from linop.spaces.region import Region, Subset, as_subset
+
+
+def added_inside(plan: LoweredPlan) -> LoweredPlan:
+    """Let a region that is an argument with something added to it take the argument's memory, if a
+    run may overwrite that (`LoweredPlan.scratch`), and nothing else reads the argument."""
+    if not plan.scratch:
+        return plan
+    stage, *others = plan.stages or [()]
+    given = {region.name: region for region in plan.inputs if region.name in plan.scratch}
+    inside = {name for name, region in given.items() if _added_alone(stage, region)}
+    steps: list[Step] = []
+    for step in stage:
+        if isinstance(step, Make) and step.region.name in inside:
+            step = replace(step, inside=True)
+        elif isinstance(step, Put) and step.keeps and step.target.region.name in inside:
+            step = replace(step, stored=True)
+        steps.append(step)
+    return replace(plan, steps=(*steps, *(step for other in others for step in other)))
+
+
+def _added_alone(stage: Sequence[Step], region: Region) -> bool:
+    """True if a stage makes an argument's region anew of the whole argument, as it is, and of what
+    it adds to it, and reads the argument for nothing else."""
+    name, read = region.name, [source for step in stage for source in _read(step)]
+    makes = [step for step in stage if isinstance(step, Make) and step.region.name == name]
+    puts = [put for put in puts_of(stage) if put.target.region.name == name]
+    if [make.region for make in makes] != [region] or makes[0].zeroed or not puts:
+        return False
+    first, *added = puts
+    whole = first.keeps and first.target.whole
+    return whole and all(put.accumulate for put in added) and read.count(name) == 1
+
+
+def _read(step: Step) -> list[str]:
+    """Names of the regions before a stage that a step reads."""
+    match step:
+        case Alias():
+            return [step.source.name]
+        case Send():
+            return [part.region.name for part in step.parts]
+        case Apply():
+            return list(step.call.inputs)
+        case Put() | Sum():
+            sources = (put.source for put in puts_of([step]))
+            return [source.region.name for source in sources if isinstance(source, Subset)]
+    return []
+
+
+def overwritten(plan: LoweredPlan) -> frozenset[str]:
+    """Names of the arguments that a run of a plan overwrites, after all passes."""
+    makes = (step for step in plan.steps if isinstance(step, Make))
+    return frozenset(make.region.name for make in makes if make.inside)
 
 
 def sums_fused(plan: LoweredPlan) -> LoweredPlan:

@@ -1,7 +1,8 @@
 """The passes, in order: from an operator's stages to the plan of one worker that is bound.
 
     stages -> factored_products -> hierarchy -> reduce_scatter_sums -> lower
-        -> in_collectives -> sums_fused -> stored_in_results -> applied_inside -> plan
+        -> in_collectives -> added_inside -> sums_fused -> stored_in_results -> applied_inside
+        -> plan
 
 Passes over stages (`linop.planning.stage_passes`) concern all workers, and come before `lower`;
 passes over plans rewrite one worker's steps. The verifier accepts the plans of all workers after
@@ -37,12 +38,18 @@ class Options:
     small: int = 0
     """Bytes of results up to which they are allocated in every run."""
     inside: bool = True
-    """True if local maps may overwrite their arguments."""
+    """True if local maps may overwrite their arguments, and sums those of the plan that are
+    `LoweredPlan.scratch`."""
 
 
 def in_collectives(plan: LoweredPlan, options: Options) -> LoweredPlan:
     """Replace the messages of stages by collectives (`linop.planning.collective_selection`)."""
     return collected(plan, options.collectives(plan))
+
+
+def added_inside(plan: LoweredPlan, options: Options) -> LoweredPlan:
+    """Add to arguments in their own memory, if it may be overwritten (`linop.planning.fusion`)."""
+    return fusion.added_inside(plan) if options.inside else plan
 
 
 def sums_fused(plan: LoweredPlan, options: Options) -> LoweredPlan:
@@ -61,7 +68,7 @@ def applied_inside(plan: LoweredPlan, options: Options) -> LoweredPlan:
     return fusion.applied_inside(plan) if options.inside else plan
 
 
-PLAN_PASSES = (in_collectives, sums_fused, stored_in_results, applied_inside)
+PLAN_PASSES = (in_collectives, added_inside, sums_fused, stored_in_results, applied_inside)
 """All passes over plans, in order of application."""
 
 

@@ -81,9 +81,13 @@ class Make:
     within: Subset | None = None
     """Subset of a region of the next stage whose memory the array shares; None: memory of its
     own."""
+    inside: bool = False
+    """True if it takes the memory of the argument of its name, which nothing else reads
+    (`LoweredPlan.scratch`); the put that copies this is `Put.stored`."""
 
     def __str__(self) -> str:
         where = "" if self.within is None else f" within {self.within}"
+        where += " inside of the argument" if self.inside else ""
         return f"make {_shaped(self.region)}{' of zeros' if self.zeroed else ''}{where}"
 
 
@@ -122,7 +126,8 @@ class Put:
     """1, or a number of the plan's dtype."""
     accumulate: bool
     stored: bool = False
-    """True if nothing has to be done, since the source was made within the target (`Make`)."""
+    """True if nothing has to be done, since the source was made within the target, or the target
+    inside of the source (`Make`)."""
 
     @property
     def is_copy(self) -> bool:
@@ -240,6 +245,8 @@ class LoweredPlan:
     steps: tuple[Step, ...]
     patterns: tuple[Pattern, ...] = ()
     """Patterns of the movement stages, in order: of movement k in stage 2 k."""
+    scratch: frozenset[str] = frozenset()
+    """Names of arguments that a run may overwrite."""
 
     def pattern(self, stage: int) -> Pattern | None:
         """The pattern of a movement stage; None for a layer."""

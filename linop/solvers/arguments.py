@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
+from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError, SpaceError, restated
 from linop.spaces.scalars import of_dtype
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
@@ -53,8 +53,9 @@ def vector_of(method: str, A: Any, given: Any, name: str, side: str, op: str = "
     """A right-hand side or an initial guess as a vector that an operator or plan can be applied to.
 
     Args:
-        given: a `Vector`; in one process also an array or nested list with the elements of the
-            space, in the order of `Space.flatten`.
+        given: a `Vector`; or arrays by region name; in one process also an array or nested list
+            with the elements of the space, in the order of `Space.flatten`; for the plan of one
+            worker of several its array, as the plan is called with, or None.
         name: of the argument.
         side: "domain" or "codomain", of A.
         op: the name of the argument A.
@@ -67,17 +68,16 @@ def vector_of(method: str, A: Any, given: Any, name: str, side: str, op: str = "
     space = getattr(A, side, None)
     backend: Any = getattr(A, "backend", None)
     alone = getattr(backend, "worker", None) is None or backend.workers == 1
+    if not (isinstance(given, Vector) or (alone and not isinstance(given, Mapping))):
+        return _of_worker(method, given, name, f"{op}.{side}", space, backend)
     vector: Vector = (
         given
         if isinstance(given, Vector)
-        else _from_array(method, given, name, f"{op}.{side}", space if alone else None)
+        else _from_array(method, given, name, f"{op}.{side}", space)
     )
     if isinstance(space, Space):
         space.same_as(vector.space, f"{method}, {name}")
-    if vector.space.dtype.kind in "iu":
-        raise DTypeError(
-            f"{method}: it divides, so a floating dtype is expected; given {vector.space.dtype}"
-        )
+    _check_floating(method, vector.space)
     if getattr(backend, "worker", None) is None or vector.shared is not None:
         return vector
     if alone:
@@ -91,6 +91,41 @@ def vector_of(method: str, A: Any, given: Any, name: str, side: str, op: str = "
     )
 
 
+def _of_worker(
+    method: str, given: Any, name: str, where: str, space: Space | None, backend: Any
+) -> Vector:
+    """The vector of arrays by region, or of this worker's array.
+
+    Raises:
+        LinopError: they do not fit. DTypeError: an integer space.
+    """
+    if space is None:
+        raise _no_vector(method, given, name, where)
+    _check_floating(method, space)
+    if isinstance(given, np.ndarray | list | tuple):
+        given = of_dtype(given, space.dtype, f"{method}, {name}")
+    here = getattr(backend, "worker", None) is not None
+    try:
+        vector: Vector = (backend.vector if here else Space.vector)(space, given)
+    except LinopError as error:
+        raise restated(error, f"{method}, {name}: {error}") from error
+    return vector
+
+
+def _no_vector(method: str, given: Any, name: str, where: str) -> ArgumentError:
+    return ArgumentError(
+        f"{method}: expected a Vector, given {type(given).__name__} as {name}; make one with "
+        f"backend.vector({where}, array), or {where}.vector(array) in one process"
+    )
+
+
+def _check_floating(method: str, space: Space) -> None:
+    if space.dtype.kind in "iu":
+        raise DTypeError(
+            f"{method}: it divides, so a floating dtype is expected; given {space.dtype}"
+        )
+
+
 def _from_array(method: str, given: Any, name: str, where: str, space: Space | None) -> Vector:
     """The vector of an array of one process; `space` is None where none can be made.
 
@@ -98,10 +133,7 @@ def _from_array(method: str, given: Any, name: str, where: str, space: Space | N
         ArgumentError, ShapeError, DTypeError: see `vector_of`.
     """
     if space is None or not isinstance(given, np.ndarray | list | tuple):
-        raise ArgumentError(
-            f"{method}: expected a Vector, given {type(given).__name__} as {name}; make one with "
-            f"backend.vector({where}, array), or {where}.vector(array) in one process"
-        )
+        raise _no_vector(method, given, name, where)
     array = of_dtype(given, space.dtype, f"{method}, {name}")
     if isinstance(space, TensorSpace) and array.shape == space.global_shape:
         return space.scatter(array)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from linop.operators.operator import LinearOperator
 from linop.spaces.vector import Vector
 
-_TILE = 32768
+TILE = 32768
 """Elements that are updated at a time, so that products stay in a core's cache."""
 
 
@@ -30,6 +31,70 @@ def plus(y: Vector, a: Any, x: Vector, into: Vector | None = None) -> Vector:
     return Vector(y.space, arrays, shared)
 
 
+def minus(y: Vector, x: Vector, into: Vector | None = None) -> Vector:
+    """y - x; elements that overflow are infinite.
+
+    Args:
+        into: a vector of their space whose memory the result takes, one of them or another, which
+            the caller made, and that nobody else reads any more. None for new memory.
+    """
+    with np.errstate(all="ignore"):
+        arrays = {
+            name: np.subtract(array, x.arrays[name], out=None if into is None else into[name])
+            for name, array in y.arrays.items()
+        }
+    # A ufunc returns a scalar for 0-d arrays.
+    arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in arrays.items()}
+    shared = None if y.shared is None else y.shared.derived("subtract", x.shared)
+    return Vector(y.space, arrays, shared)
+
+
+def beyond(x: Vector, a: Any, last: Vector, into: Vector | None = None) -> Vector:
+    """x + a (x - last), with the bits of `minus` and `plus`, in one pass over memory.
+
+    Args:
+        into: as for `minus`, but neither of the two.
+    """
+    dtype = x.space.dtype
+    arrays = {}
+    with np.errstate(all="ignore"):
+        factor = dtype.type(a if dtype.kind == "c" else a.real)
+        for name, array in x.arrays.items():
+            room = np.empty_like(array) if into is None else into[name]
+            arrays[name] = _beyond(array, factor, last.arrays[name], room)
+    shared = None if x.shared is None else x.shared.derived("extrapolate", last.shared)
+    return Vector(x.space, arrays, shared)
+
+
+def _beyond(x: Any, a: Any, last: Any, into: Any) -> Any:
+    if not (flat(x) and flat(last) and flat(into)):
+        return _scaled_and_added(x, a, np.subtract(x, last, out=into))
+    all_x, all_last, made = x.reshape(-1), last.reshape(-1), into.reshape(-1)
+    for begin in range(0, x.size, TILE):
+        own, part = all_x[begin : begin + TILE], made[begin : begin + TILE]
+        np.subtract(own, all_last[begin : begin + TILE], out=part)
+        np.multiply(part, a, out=part)
+        np.add(part, own, out=part)
+    return into
+
+
+def makes_vectors(A: Any) -> bool:
+    """True for an operator or a plan, whose results are memory of their own; of another function of
+    vectors nobody knows."""
+    return isinstance(getattr(A, "op", A), LinearOperator)
+
+
+def sum_of_moduli(array: Any) -> Any:
+    """The sum of absolute values, in double precision at least; tile by tile, without a temporary
+    array of all."""
+    wide = np.result_type(array.real.dtype, np.float64)
+    if array.size <= TILE or not flat(array):
+        return np.abs(array).sum(dtype=wide)
+    line = array.reshape(-1)
+    parts = (line[begin : begin + TILE] for begin in range(0, line.size, TILE))
+    return sum(np.abs(part).sum(dtype=wide) for part in parts)
+
+
 def _plus(y: Any, a: Any, x: Any) -> Any:
     result = np.multiply(x, a)
     result += y
@@ -38,34 +103,34 @@ def _plus(y: Any, a: Any, x: Any) -> Any:
 
 def _added(y: Any, a: Any, x: Any) -> Any:
     """y + a x, in y."""
-    if y.size <= _TILE or not (_flat(x) and _flat(y)):
+    if y.size <= TILE or not (flat(x) and flat(y)):
         y += np.multiply(x, a)
         return y
     all_x, all_y = x.reshape(-1), y.reshape(-1)
-    product = np.empty(_TILE, y.dtype)
-    for begin in range(0, y.size, _TILE):
-        part = all_y[begin : begin + _TILE]
+    product = np.empty(TILE, y.dtype)
+    for begin in range(0, y.size, TILE):
+        part = all_y[begin : begin + TILE]
         scaled = product[: part.size]
-        np.multiply(all_x[begin : begin + _TILE], a, out=scaled)
+        np.multiply(all_x[begin : begin + TILE], a, out=scaled)
         np.add(part, scaled, out=part)
     return y
 
 
 def _scaled_and_added(y: Any, a: Any, x: Any) -> Any:
     """y + a x, in x."""
-    if x.size <= _TILE or not (_flat(x) and _flat(y)):
+    if x.size <= TILE or not (flat(x) and flat(y)):
         np.multiply(x, a, out=x)
         x += y
         return x
     all_x, all_y = x.reshape(-1), y.reshape(-1)
-    for begin in range(0, x.size, _TILE):
-        part = all_x[begin : begin + _TILE]
+    for begin in range(0, x.size, TILE):
+        part = all_x[begin : begin + TILE]
         np.multiply(part, a, out=part)
-        np.add(part, all_y[begin : begin + _TILE], out=part)
+        np.add(part, all_y[begin : begin + TILE], out=part)
     return x
 
 
-def _flat(array: Any) -> bool:
+def flat(array: Any) -> bool:
     """True for a NumPy array whose elements follow one another."""
     return type(array) is np.ndarray and array.flags.c_contiguous
 

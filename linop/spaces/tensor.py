@@ -28,7 +28,7 @@ class TensorSpace(Space):
 
     Args:
         shape: the global shape.
-        partition: the grid of workers.
+        partition: the grid of workers, or its shape, as for `Partition`.
         dtype: of the elements.
         axes: for each grid axis, the tensor dimension that it splits, `COPIES` (independent
             copies along it) or `REPLICATED` (identical copies that count once). By default grid
@@ -55,7 +55,7 @@ class TensorSpace(Space):
     def __init__(
         self,
         shape: int | Sequence[int],
-        partition: Partition,
+        partition: Partition | int | Sequence[int],
         dtype: npt.DTypeLike = np.float64,
         axes: Sequence[Axis] | None = None,
         name: str = "x",
@@ -66,6 +66,8 @@ class TensorSpace(Space):
         inner: Any = None,
     ) -> None:
         self.global_shape = naturals(shape, "shape of a tensor")
+        if isinstance(partition, int | np.integer | list | tuple):
+            partition = Partition(partition)
         self.partition = expect("partition", partition, Partition)
         self.name = name
         self.memory = known_memory(memory, f"tensor {name!r}")

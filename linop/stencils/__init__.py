@@ -1,5 +1,6 @@
 """Stencils on distributed tensors, composed of data movement and of a local operator."""
 
+from linop.stencils.laplacian import laplacian
 from linop.stencils.stencil import stencil
 
-__all__ = ["stencil"]
+__all__ = ["laplacian", "stencil"]

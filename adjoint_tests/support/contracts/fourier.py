@@ -54,3 +54,55 @@ def computes_numpy_s_of_real(backend: Backend, description: Description, seed: i
                     y = wanted[region.name]
                     near = 256 * np.finfo(y.dtype).eps * (1 + np.abs(y).max(initial=0))
                     assert np.allclose(found, y, rtol=0, atol=near)
+
+
+def convolution_of_real(
+    described: Description, seed: int
+) -> tuple[linop.LinearOperator, np.ndarray, np.ndarray]:
+    """A spectral convolution of real tensors, an argument, and its image by NumPy's transforms."""
+    X, modes, channels = tensor_of(described["source"]), described["modes"], described["channels"]
+    rng = np.random.default_rng(seed)
+    mixed = () if channels is None else (X.global_shape[0], channels)
+    weights = rng.normal(size=(2, *mixed, *modes))
+    x = rng.normal(size=X.global_shape).astype(X.dtype)
+    weights = (weights[0] + 1j * weights[1]).astype(np.result_type(X.dtype, np.complex64))
+    Y = X
+    if channels is not None:
+        bounds, shape = {d: X.bounds[d] for d in range(1, X.ndim)}, (channels, *X.global_shape[1:])
+        Y = linop.TensorSpace(
+            shape, X.partition, X.dtype, X.axes, "y", bounds=bounds, memory=X.memory
+        )
+    of = None if channels is None else 0
+    A = linop.fourier.spectral_convolution(X, weights, channels=of, codomain=Y)
+    wanted = np.zeros(Y.global_shape)
+    if x.size:
+        axes, first = tuple(range(X.ndim - len(modes), X.ndim)), len(mixed) // 2
+        z = np.fft.rfftn(x, axes=axes)
+        low = [np.fft.fftfreq(m, 1 / m).astype(int) if m else np.zeros(0, int) for m in modes]
+        low[-1] = np.arange(modes[-1])
+        kept = z[np.ix_(*[np.arange(n) for n in z.shape[:first]], *low)]
+        kept = kept * weights if of is None else (kept[:, None] * weights).sum(0)
+        spread = np.zeros((*kept.shape[:first], *z.shape[first:]), complex)
+        spread[np.ix_(*[np.arange(n) for n in kept.shape[:first]], *low)] = kept
+        wanted = np.fft.irfftn(spread, [x.shape[d] for d in axes], axes)
+    return A, x, wanted
+
+
+def convolves_real_fields(backend: Backend, described: Description, seed: int) -> None:
+    """A plan of a spectral convolution of real tensors, three times; its adjoint by an inner
+    product; in another dtype of arguments an error."""
+    A, x, wanted = convolution_of_real(described, seed)
+    X, Y = A.domain, A.codomain
+    assert isinstance(X, linop.TensorSpace) and isinstance(Y, linop.TensorSpace)
+    plan = A.compile(backend)
+    xs, ys = X.scatter(x), Y.scatter(wanted.astype(Y.dtype))
+    size = 1 + np.abs(wanted).max(initial=0) + np.abs(x).max(initial=0)
+    near = 512 * np.finfo(X.dtype).eps * size * max(1, x.size)
+    for k in range(3):
+        found = plan(backend.vector(X, k * xs))
+        for name, array in found.arrays.items():
+            assert array.dtype == X.dtype
+            assert np.allclose(array, k * ys[name], rtol=0, atol=near)
+    y = backend.vector(Y, Y.random(seed))
+    one, other = plan(backend.vector(X, xs)).inner(y), backend.vector(X, xs).inner(plan.H(y))
+    assert abs(one - other) <= near * max(1, x.size)

@@ -61,6 +61,20 @@ def _primal_dual(X: TensorSpace, b: Any, **given: Any) -> Result:
     return linop.solvers.primal_dual(K, f, prox.squared_l2(1.0, y), 0 * y, **given)
 
 
+def _warm(X: TensorSpace, b: Any, **given: Any) -> Result:
+    """Both maps take a few conjugate gradients, from the last x and dual variable, on which the
+    iterates depend."""
+    y, A = made(X, b, data(X)), compiled(smoothing(X), b)
+    f, g = (prox.squared_l2(s, y, A, niter=2, rtol=0) for s in (0.5, 2.0))
+    return linop.solvers.primal_dual(A, f, g, 0 * y, tau=0.3, mu=0.3, **given)
+
+
+def _warm_fista(X: TensorSpace, b: Any, **given: Any) -> Result:
+    y, A = made(X, b, data(X)), compiled(smoothing(X), b)
+    g = prox.squared_l2(2.0, y, A, niter=2, rtol=0)
+    return linop.solvers.fista(A, y, g, tau=0.1, **given)
+
+
 def _admm(X: TensorSpace, b: Any, **given: Any) -> Result:
     y = made(X, b, data(X))
     f = prox.squared_l2(1.0, y, compiled(smoothing(X), b), niter=4, rtol=0)
@@ -128,6 +142,8 @@ PROBLEMS: dict[str, Problem] = {
     "fista": _fista,
     "ista": _ista,
     "primal_dual": _primal_dual,
+    "primal_dual of maps that iterate": _warm,
+    "fista of a map that iterates": _warm_fista,
     "admm": _admm,
     "admm of gradient": _admm_of_gradient,
     "lbfgs": _lbfgs,

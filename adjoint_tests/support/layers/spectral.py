@@ -5,6 +5,7 @@ Ranks import this module, and no test.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from support.layers.cases import grids
 
 
 class Spectral(NamedTuple):
-    """A layer, the shape of its input, and whether that is real."""
+    """A layer, the shape of its input, and whether that is real; and whether the layer is."""
 
     partition: Partition
     shape: tuple[int, ...]
@@ -26,6 +27,7 @@ class Spectral(NamedTuple):
     modes: tuple[int, ...]
     real: bool
     seed: int
+    half: bool = False
 
     @property
     def workers(self) -> int:
@@ -38,9 +40,11 @@ def spectral_layers(draw: Any, most: int) -> Spectral:
     ndim = draw(st.integers(1, 3))
     partition = draw(grids(most, 2 + ndim))
     shape = tuple(draw(st.integers(1, 6)) for _ in range(2 + ndim))
-    modes = tuple(draw(st.integers(1, n)) for n in shape[2:])
+    half = draw(st.booleans())
+    most_of = [*shape[2:-1], shape[-1] // 2 + 1 if half else shape[-1]]
+    modes = tuple(draw(st.integers(1, n)) for n in most_of)
     out, seed = draw(st.integers(1, 3)), draw(st.integers(0, 99))
-    return Spectral(partition, shape, out, modes, draw(st.booleans()), seed)
+    return Spectral(partition, shape, out, modes, half or draw(st.booleans()), seed, half)
 
 
 def sequential(x: Any, weight: Any, modes: tuple[int, ...]) -> Any:
@@ -60,6 +64,19 @@ def sequential(x: Any, weight: Any, modes: tuple[int, ...]) -> Any:
     return y if x.is_complex() else y.real
 
 
+def sequential_of_halves(x: Any, weight: Any, modes: tuple[int, ...]) -> Any:
+    """Torch's rfftn and irfftn, and the paper's corners: one for each sign of each dimension but
+    the last."""
+    dims, sizes = tuple(range(2, x.ndim)), x.shape[2:]
+    low = torch.fft.rfftn(x, dim=dims)
+    parts = [[slice(m - m // 2), slice(-(m // 2), None)][: 1 + (m > 1)] for m in modes[:-1]]
+    spread = torch.zeros(x.shape[0], weight.shape[1], *low.shape[2:], dtype=low.dtype)
+    for corner in product(*parts):
+        at = (..., *corner, slice(modes[-1]))
+        spread[at] = torch.einsum("bi...,io...->bo...", low[at], weight[at])
+    return torch.fft.irfftn(spread, s=sizes, dim=dims)
+
+
 def is_sequential(backend: Backend, case: Spectral) -> None:
     """Result, and gradients of input and weight, to 1e-12."""
     generator = torch.Generator().manual_seed(case.seed)
@@ -69,11 +86,16 @@ def is_sequential(backend: Backend, case: Spectral) -> None:
         torch.randn(size, dtype=kind, generator=generator).requires_grad_()
         for size, kind in zip((case.shape, shape), kinds, strict=True)
     )
-    wanted = sequential(whole, weight, case.modes)
+    wanted = (sequential_of_halves if case.half else sequential)(whole, weight, case.modes)
     upstream = torch.randn(wanted.shape, dtype=kinds[0], generator=generator)
     wanted.backward(upstream)
     layer = linop.layers.SpectralConv(
-        case.partition, case.shape[1], case.out_channels, case.modes, dtype=torch.complex128
+        case.partition,
+        case.shape[1],
+        case.out_channels,
+        case.modes,
+        dtype=torch.complex128,
+        real=case.half,
     )
     held, here = layer.spaces["weight"], mine(backend)
     if here in held.partition:

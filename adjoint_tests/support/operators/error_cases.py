@@ -274,8 +274,8 @@ TensorSpace(6, TWO, sizes={0: (1, 2, 3)})
     PartitionError: 3 blocks of dimension 0 for 2 grid
 TensorSpace(6, TWO, bounds={0: ((0, 3), (3, 9))})
     PartitionError: leave its extent 6
-TensorSpace(6, (2,))
-    ArgumentError: expected a Partition, given (2,)
+TensorSpace(6, "2")
+    ArgumentError: expected a Partition, given '2'
 X.region(7)
     PartitionError: worker 7 is not in Partition((3,))
 linop.broadcast(TensorSpace(6, TWO), LINE)

@@ -52,6 +52,8 @@ class Stage:
         self.waits: Wait | None = None
         for step in steps:
             match step:
+                case Make() if step.inside:
+                    self.new[step.region.name] = current[step.region.name]
                 case Make():
                     buffer = self.new[step.region.name] = buffer_of(step.region, arrays)
                     self.made.append((step, buffer))

@@ -131,6 +131,7 @@ def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
     for before, after in pairwise([None, *stages, None]):
         _check_storage(before, after)
         _check_inside(before, after)
+        _check_overwritten(plan, before, after)
     numbers = [stage.number for stage in stages]
     if any(a >= b for a, b in pairwise(numbers)):
         raise StageError(f"worker {plan.worker}: stages {numbers}; their numbers increase")
@@ -161,7 +162,9 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
     """Check that the regions made within regions of the next stage are copied there, as a whole
     and as they are, and that nothing else needs their memory."""
     makes = [] if stage is None else [one for one in stage.of(Make) if one[1].within is not None]
-    puts = [] if after is None else list(after.of(Put))
+    inside = set() if after is None else {m.region.name for _, m in after.of(Make) if m.inside}
+    every = [] if after is None else list(after.of(Put))
+    puts = [one for one in every if not (one[1].keeps and one[1].target.region.name in inside)]
     if not makes and not any(put.stored for _, put in puts):
         return
     places = {make.within: make.region for _, make in makes}
@@ -183,6 +186,33 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
         added = any(p.accumulate and p.target.overlaps(target) for _, p in puts)
         if make.zeroed or kept or added or any(other.zeroed or other.within for other in others):
             raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
+
+
+def _check_overwritten(plan: LoweredPlan, stage: PlanStage | None, after: PlanStage | None) -> None:
+    """Check that a region takes the memory of an argument only in the first stage, if that may be
+    overwritten, is set to it first, and that nothing else reads the argument."""
+    for at, make in [] if after is None else after.of(Make):
+        if not make.inside:
+            continue
+        assert after is not None
+        name, puts = make.region.name, [put for _, put in after.of(Put)]
+        own = [put for put in puts if put.target.region.name == name]
+        kept = bool(own) and own[0].keeps and own[0].stored and own[0].target.whole
+        read = [put.source for put in puts if put is not own[0]] if own else []
+        parts = [part for _, send in after.of(Send) for part in send.parts]
+        names = [one.region.name for one in (*read, *parts) if isinstance(one, Subset)]
+        names += [alias.source.name for _, alias in after.of(Alias)]
+        if (
+            stage is not None
+            or name not in plan.scratch
+            or make.region not in plan.inputs
+            or make.zeroed
+            or make.within is not None
+            or not kept
+            or not all(put.accumulate for put in own[1:])
+            or name in names
+        ):
+            raise StorageError(f"{after.where(at)}: the argument's memory has another use")
 
 
 def _check_inside(stage: PlanStage | None, after: PlanStage | None) -> None:

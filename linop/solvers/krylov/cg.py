@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Unpack
 
-from linop.solvers.iteration import Ask, Callback, Control, Named, Steps
-from linop.solvers.krylov.systems import LinearMethod, solve, tolerances
+from linop.solvers.iteration import Ask, Callback, Control, Method, Named, Steps
+from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
+from linop.solvers.result import Result
 from linop.solvers.updates import plus
 from linop.spaces.vector import Vector
 
@@ -30,8 +31,9 @@ def cg(
 
     Args:
         A: an operator, the plan of one, or a function of vectors.
-        b: right-hand side, made by ``backend.vector`` on workers of an SPMD program; in one
-            process an array will do. A list of vectors is solved for side by side: with one
+        b: right-hand side: a vector, or an array; on workers of an SPMD program that of
+            ``backend.vector``, or what the plan takes there, this worker's array or arrays by
+            region name. A list of vectors is solved for side by side: with one
             collective call for all of them where one of them needs one.
         x0: initial guess, or a list of them; zero by default.
         rtol, atol: stop when ‖r‖ is at most max(rtol ‖b‖, atol), where r = b - A x is updated in
@@ -138,6 +140,31 @@ class _Cg(LinearMethod):
                 f"A is not positive definite: <p, A p> = {curvature.real:.3g}; take minres, gmres"
             )
         return self.status is not None
+
+
+class _Recurring(_Cg):
+    """Without `verify`."""
+
+    recurs = False
+
+
+def by_recurrence(A: Any, b: Vector, x0: Vector, *, rtol: float, maxiter: int) -> Result:
+    """`cg` that ends by the residual of its recurrence, an application of A earlier, for tolerances
+    above the root of the machine epsilon, far above rounding. With others it is `cg`."""
+
+    def kind(system: System) -> Method:
+        return (_Recurring if rtol > math.sqrt(system.eps) else _Cg)(system, rtol, 0.0)
+
+    found: Result = solve(
+        kind,
+        A,
+        b,
+        x0,
+        maxiter=maxiter,
+        problem=[rtol],
+        name="cg",
+    )
+    return found
 
 
 class _Pipelined(_Cg):

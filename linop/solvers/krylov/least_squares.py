@@ -38,9 +38,9 @@ def cgls(
     Args:
         Op: an operator, or the plan of one: called on vectors, with an adjoint ``Op.H``; its dtype
             is a floating one.
-        y: data, in the codomain. On an SPMD backend made by ``backend.vector``, so that its inner
-            products span all workers; every worker makes the same call. In one process an array
-            will do.
+        y: data, in the codomain: a vector, or an array; on an SPMD backend that of
+            ``backend.vector``, so that its inner products span all workers, or this worker's array
+            or arrays by region name, as the plan takes them. Every worker makes the same call.
         x0: initial guess, made as y is; zero by default.
         niter: number of iterations, at most.
         damp: damping, the square root of the weight of ‖x‖²; a real number.

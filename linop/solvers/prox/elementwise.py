@@ -17,8 +17,8 @@ from linop.solvers.prox.maps import (
     mapped,
     no_value,
     positive,
-    total,
 )
+from linop.solvers.updates import TILE, flat, sum_of_moduli
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
@@ -48,7 +48,7 @@ class _L1(ProximalMap):
     def partial(self, v: Vector) -> dict[int, Scalar]:
         inner = v.space.inner_product
         arrays = v.arrays if inner is None else inner.weighed(v)
-        return counted(lambda a, name: total(np.abs(arrays[name])), v)
+        return counted(lambda a, name: sum_of_moduli(arrays[name]), v)
 
     def of_sum(self, number: Scalar) -> float:
         return self._sigma * super().of_sum(number)
@@ -56,10 +56,18 @@ class _L1(ProximalMap):
 
 def soft(a: Any, least: float) -> Any:
     """Numbers whose moduli are smaller by `least`, or zero."""
-    if a.dtype.kind != "c":
-        clipped = np.clip(a, -least, least)
-        return np.subtract(a, clipped, out=clipped) if clipped.ndim else a - clipped
-    return a * shrinkage(np.abs(a), least)
+    if a.dtype.kind == "c":
+        return a * shrinkage(np.abs(a), least)
+    if a.size <= TILE or not flat(a):
+        return a - np.clip(a, -least, least)
+    made = np.empty_like(a)
+    given, parts = a.reshape(-1), made.reshape(-1)
+    for begin in range(0, a.size, TILE):  # in a core's cache
+        own, part = given[begin : begin + TILE], parts[begin : begin + TILE]
+        np.maximum(own, -least, out=part)
+        np.minimum(part, least, out=part)
+        np.subtract(own, part, out=part)
+    return made
 
 
 def shrinkage(moduli: Any, least: float) -> Any:

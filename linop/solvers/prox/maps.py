@@ -28,20 +28,34 @@ ANY = (type(None), InnerProduct)
 
 class ProximalMap(ABC):
     """A convex function f of vectors, with its proximal map (Parikh & Boyd, Proximal Algorithms,
-    2014), in the norm of their space."""
+    2014), in the norm of their space.
+
+    A map is a pure function, of its arguments alone: it keeps nothing from one call to the next, so
+    that several solvers may share one. A start near the result is an argument, and solvers, whose
+    state it is a part of, give it.
+    """
 
     name = "f"
     """Shown in messages."""
 
-    def prox(self, v: Vector, step: float) -> Vector:
+    def prox(self, v: Vector, step: float, start: Vector | None = None) -> Vector:
         """The minimizer x of f(x) + ‖x - v‖² / (2 step), a new vector of the space of v.
 
+        Args:
+            start: a vector near x, from which a map that `starts` begins to iterate, and on which
+                its x depends within its tolerance; other maps do not look at it.
+
         Raises:
-            ArgumentError: v is no `Vector`, or step no positive number. DTypeError: an integer
-                dtype, or a complex one that f is not defined for.
+            ArgumentError: v or start is no `Vector`, or step no positive number. SpaceError: start
+                is of another space. DTypeError: an integer dtype, or a complex one that f is not
+                defined for.
         """
         self.check(v.space if isinstance(v, Vector) else expect(self.name, v, Vector).space)
-        return self._prox(v, positive(f"{self.name}: step", step))
+        step = positive(f"{self.name}: step", step)
+        if start is None or not self.starts:
+            return self._prox(v, step)
+        v.space.same_as(expect(f"{self.name}, start", start, Vector).space, f"{self.name}, start")
+        return self._prox_from(v, step, start)
 
     def __call__(self, v: Vector) -> float:
         """f(v); infinity outside of its domain. Collective for vectors made by a backend.
@@ -76,8 +90,15 @@ class ProximalMap(ABC):
     has_value = True
     """False if f has a proximal map alone."""
 
+    starts = False
+    """True if its proximal map iterates, and begins at ``start``, if that is given."""
+
     @abstractmethod
     def _prox(self, v: Vector, step: float) -> Vector: ...
+
+    def _prox_from(self, v: Vector, step: float, start: Vector) -> Vector:
+        """As `_prox`, from a start; of maps that have `starts` alone."""
+        raise NotImplementedError
 
     @abstractmethod
     def partial(self, v: Vector) -> dict[int, Scalar]:
@@ -89,7 +110,8 @@ class ProximalMap(ABC):
 
     def conjugate(self) -> ProximalMap:
         """The convex conjugate f*(y) = sup Re <x, y> - f(x): its proximal map by Moreau's identity,
-        prox(v, step) = v - step f.prox(v / step, 1 / step). It has no value."""
+        prox(v, step) = v - step f.prox(v / step, 1 / step), from (v - start) / step. It has no
+        value."""
         return _Conjugate(self)
 
     def __repr__(self) -> str:
@@ -101,13 +123,17 @@ class _Conjugate(ProximalMap):
 
     def __init__(self, f: ProximalMap) -> None:
         self._f, self.name = f, f"{f.name}*"
-        self.inner_products = f.inner_products
+        self.inner_products, self.starts = f.inner_products, f.starts
 
     def check(self, space: Space) -> None:
         self._f.check(space)
 
     def _prox(self, v: Vector, step: float) -> Vector:
         return plus(v, -step, self._f.prox(times(1 / step, v), 1 / step))
+
+    def _prox_from(self, v: Vector, step: float, start: Vector) -> Vector:
+        inner = times(1 / step, v - start)
+        return plus(v, -step, self._f.prox(times(1 / step, v), 1 / step, inner))
 
     def partial(self, v: Vector) -> dict[int, Scalar]:
         raise no_value(self.name)

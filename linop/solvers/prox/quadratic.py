@@ -6,7 +6,7 @@ from typing import Any
 
 from linop.errors import ArgumentError, SpaceError
 from linop.solvers.arguments import operator_of, real, whole
-from linop.solvers.krylov.cg import cg
+from linop.solvers.krylov.cg import by_recurrence
 from linop.solvers.prox.maps import ANY, ProximalMap, positive
 from linop.solvers.result import BREAKDOWN, Result
 from linop.solvers.updates import plus, times
@@ -28,8 +28,11 @@ def squared_l2(
     Args:
         b: a vector made as the arguments are.
         Op: an operator, or the plan of one; its proximal map takes conjugate gradients, with two
-            reductions an iteration.
-        niter, rtol: their iterations at most, and relative residual.
+            reductions an iteration, from ``start`` if one is given, else from v.
+        niter: their iterations, at most.
+        rtol: they end when the residual of the normal equations is at most rtol times their right
+            side, so that x is off by at most rtol ‖v + step sigma Op* b‖. From a start that is as
+            near, they end at once: let it be below the tolerance of the solver that asks.
 
     Raises:
         ArgumentError: sigma is not positive, b no `Vector`, Op no operator, or another argument is
@@ -51,8 +54,14 @@ class SquaredL2(ProximalMap):
     def __init__(self, sigma: float, b: Vector | None, Op: Any, niter: int, rtol: float) -> None:
         self._sigma, self._b, self._op, self._limits = sigma, b, Op, (niter, rtol)
         self.name = f"squared_l2({sigma:g})"
-        self.iterates = Op is not None
-        """True if its proximal map takes conjugate gradients."""
+        self.starts = Op is not None
+        self._known: Vector | None = None
+
+    def __repr__(self) -> str:
+        if self._op is None:
+            return self.name
+        niter, rtol = self._limits
+        return f"squared_l2({self._sigma:g}, Op, niter={niter}, rtol={rtol:g})"
 
     def check(self, space: Space) -> None:
         super().check(space)
@@ -63,10 +72,13 @@ class SquaredL2(ProximalMap):
 
     def _prox(self, v: Vector, step: float) -> Vector:
         if self._op is not None:
-            return self.minimizer(None, v, 1 / step, v).x  # type: ignore[no-any-return]
+            return self._prox_from(v, step, v)
         gain = self._sigma * step
         whole = v if self._b is None else plus(v, gain, self._b)
         return times(1 / (1 + gain), whole)
+
+    def _prox_from(self, v: Vector, step: float, start: Vector) -> Vector:
+        return self.minimizer(None, v, 1 / step, start).x  # type: ignore[no-any-return]
 
     def minimizer(self, M: Any, w: Vector, weight: float, x0: Vector) -> Result:
         """The minimizer of this function of x and (weight / 2) ‖M x - w‖², by conjugate gradients
@@ -83,15 +95,21 @@ class SquaredL2(ProximalMap):
 
         right = times(weight, w if M is None else M.H(w))
         if self._b is not None:
-            right = plus(right, sigma, self._b if op is None else op.H(self._b))
+            right = plus(right, sigma, self._image())
         niter, rtol = self._limits
-        found: Result = cg(normal, right, x0, rtol=rtol, maxiter=niter)
+        found = by_recurrence(normal, right, x0, rtol=rtol, maxiter=niter)
         if found.status == BREAKDOWN:
             raise ArgumentError(
                 f"{self.name}: its normal equations are not positive definite, so that Op.H is not "
                 f"the adjoint of Op (see linop.testing.check_adjoint): {found.message}"
             )
         return found
+
+    def _image(self) -> Any:
+        """Op* b, which is computed once."""
+        if self._known is None:
+            self._known = self._b if self._op is None else self._op.H(self._b)
+        return self._known
 
     def partial(self, v: Vector) -> dict[int, Scalar]:
         image = v if self._op is None else self._op(v)

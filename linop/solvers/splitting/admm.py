@@ -32,12 +32,13 @@ def admm(
 
     The scaled form of Boyd et al. (2011), section 3.1.1. An iteration takes one reduction, beside
     those that the maps take; with Op, here or in f, conjugate gradients minimize over x, with two
-    reductions an iteration of theirs, from the last x.
+    reductions an iteration of theirs, from the last x. Other maps that iterate begin at the last x
+    and z.
 
     Args:
         f, g: maps of `linop.solvers.prox`. With Op, f is `prox.squared_l2`, whose niter and rtol
             are those of conjugate gradients; for other f take `primal_dual`.
-        x0: initial guess, a vector; with Op also an array in one process.
+        x0: initial guess, a vector; with Op also an array, on workers of an SPMD program theirs.
         Op: an operator, or the plan of one.
         tau: step of the proximal maps: 1 / the weight of ‖Op x - z‖² / 2.
         niter: number of iterations, at most.
@@ -113,7 +114,7 @@ class _Admm(Method):
     def step(self) -> Steps:
         x = self._minimizer()
         image = x if self._op is None else self._op(x)
-        z = self._g.prox(image + self.u, self._tau)
+        z = self._g.prox(image + self.u, self._tau, self.z)
         gap, change = image - z, z - self.z
         self.x, self.z, self.u = x, z, self.u + gap
         self.nit += 1
@@ -130,8 +131,8 @@ class _Admm(Method):
     def _minimizer(self) -> Vector:
         """Of f(x) + ‖Op x - z + u‖² / (2 tau)."""
         target = self.z - self.u
-        if self._op is None and not (isinstance(self._f, SquaredL2) and self._f.iterates):
-            return self._f.prox(target, self._tau)  # type: ignore[no-any-return]
+        if self._op is None and not (isinstance(self._f, SquaredL2) and self._f.starts):
+            return self._f.prox(target, self._tau, self.x)  # type: ignore[no-any-return]
         found = self._f.minimizer(self._op, target, 1 / self._tau, self.x)
         self._reductions.count += found.reductions
         return found.x  # type: ignore[no-any-return]

@@ -33,14 +33,14 @@ def primal_dual(
     """Primal-dual method (Chambolle & Pock 2011, algorithm 1) for min f(K x) + g(x).
 
     Each iteration applies K and K.H once, takes both proximal maps and one reduction (and those
-    that the maps take).
+    that the maps take). Maps that iterate begin at the last x and dual variable.
 
     Args:
         K: an operator, or the plan of one.
         f, g: maps of `linop.solvers.prox`; g may be None, for 0. PyProximal's PrimalDual calls them
             proxg and proxf.
-        x0: initial guess, made by ``backend.vector`` on workers of an SPMD program; in one process
-            an array will do.
+        x0: initial guess: a vector, or an array; on workers of an SPMD program that of
+            ``backend.vector``, or this worker's array or arrays by region name.
         tau, mu: steps of x and of the dual variable, tau mu ‖K‖² <= 1. By default of an estimate of
             ‖K‖, equal if both are missing, and shortened where the iterates show that they are too
             long.
@@ -126,9 +126,9 @@ class _PrimalDual(Method):
         return tau or 1 / (square * (mu or 1.0)), mu or 1 / (square * (tau or 1.0))
 
     def step(self) -> Steps:
-        y = self._dual.prox(plus(self.y, self.mu, self.bar), self.mu)
+        y = self._dual.prox(plus(self.y, self.mu, self.bar), self.mu, self.y)
         v = plus(self.x, -self.tau, self._K.H(y))
-        x = v if self._g is None else self._g.prox(v, self.tau)
+        x = v if self._g is None else self._g.prox(v, self.tau, self.x)
         k = self._K(x)
         moves = x - self.x, y - self.y, k - self.k
         self.x, self.y, self.k = x, y, k

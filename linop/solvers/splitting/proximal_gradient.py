@@ -10,7 +10,7 @@ from linop.solvers.iteration import Ask, Callback, Control, Method, Reductions, 
 from linop.solvers.prox.maps import ProximalMap, positive
 from linop.solvers.result import CONVERGED, Result
 from linop.solvers.splitting.operator_norm import squared_norm
-from linop.solvers.updates import plus, times
+from linop.solvers.updates import beyond, makes_vectors, minus, plus, times
 from linop.solvers.values import Value, map_or_none
 from linop.spaces.vector import Vector
 
@@ -52,12 +52,12 @@ def fista(
     """Fast proximal gradient method (Beck & Teboulle 2009) for min ‖Op x - y‖² / 2 + sigma g(x).
 
     Each iteration applies Op and Op.H once, takes one proximal map and one reduction (and those
-    that the map takes).
+    that the map takes). A map that iterates begins at the last x.
 
     Args:
         Op: an operator, or the plan of one.
-        y: data, made by ``backend.vector`` on workers of an SPMD program; in one process an array
-            will do.
+        y: data: a vector, or an array; on workers of an SPMD program that of ``backend.vector``,
+            or this worker's array or arrays by region name, as the plan takes them.
         g: a map of `linop.solvers.prox`; None for g = 0.
         x0: initial guess; zero by default.
         sigma: weight of g, beside g's own.
@@ -137,6 +137,9 @@ class _ProximalGradient(Method):
         super().__init__()
         self._name, self._fast, self._op, self._y, self._g = name, fast, Op, y, g
         self._x0, self._sigma, self._tau, self._tol = x0, sigma, tau, tol
+        self._new = makes_vectors(Op)  # so that its results may be overwritten
+        self._own = False  # z and s are of memory of their own, not that of x and r
+        self._room: tuple[Vector, Vector] | tuple[None, None] = (None, None)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -157,10 +160,16 @@ class _ProximalGradient(Method):
             self.tau = self._tau
 
     def step(self) -> Steps:
-        v = plus(self.z, -self.tau, self._op.H(self.s))
-        x = v if self._g is None else self._g.prox(v, self.tau * self._sigma)
-        r = self._op(x) - self._y
-        move, image, value = x - self.z, r - self.s, Value((self._g, x))
+        slope = self._op.H(self.s)
+        v = plus(self.z, -self.tau, slope, slope if self._new else None)
+        x = v if self._g is None else self._g.prox(v, self.tau * self._sigma, self.x)
+        r = self._op(x)
+        r = minus(r, self._y, r if self._new else None)
+        move, image = (
+            minus(a, b, room)
+            for a, b, room in zip((x, r), (self.z, self.s), self._room, strict=True)
+        )
+        value = Value((self._g, x))
         last, self.x, self.r = (self.x, self.r), x, r
         self.nit += 1
         named = [("step of x", move), ("solution x", x), ("residual Op x - y", r)]
@@ -175,7 +184,7 @@ class _ProximalGradient(Method):
         too_long = self._tau is None and gain * self.tau > moved * (1 + 1e-6)
         if too_long:
             self.tau = min(moved / gain, 0.9 * self.tau)
-        self._go_on(*last, too_long)
+        self._go_on(*last, too_long, move, image)
 
     def _decide(self, moved: float, xx: float) -> None:
         self.change = math.sqrt(moved / xx) if xx else math.inf if moved else 0.0
@@ -186,17 +195,23 @@ class _ProximalGradient(Method):
                 f"{self._tol:.3g} times ‖x‖",
             )
 
-    def _go_on(self, x: Vector, r: Vector, too_long: bool) -> None:
+    def _go_on(self, x: Vector, r: Vector, too_long: bool, ahead: Vector, image: Vector) -> None:
         """The point from which the next step starts: beyond the last two, x and the current one;
-        the current one where the step was too long."""
+        the current one where the step was too long.
+
+        Args:
+            ahead, image: vectors whose memory is free. That of z and s is, after this.
+        """
         if too_long or not self._fast:
             self.z, self.s, self.t = self.x, self.r, 1.0
+            self._own, self._room = False, (ahead, image)
             return
+        self._room = (self.z, self.s) if self._own else (None, None)
+        self._own = True
         t, self.t = self.t, (1 + math.sqrt(1 + 4 * self.t**2)) / 2
         momentum = (t - 1) / self.t
-        ahead, image = self.x - x, self.r - r
-        self.z = plus(self.x, momentum, ahead, ahead)
-        self.s = plus(self.r, momentum, image, image)
+        self.z = beyond(self.x, momentum, x, ahead)
+        self.s = beyond(self.r, momentum, r, image)
 
     def progress(self) -> dict[str, float]:
         objective = {"objective": self.cost[-1]} if self.cost else {}
