@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from linop.testing import ParallelReport, check_parallel
+from linop.testing.parallel.programs import of_file
 from linop.testing.parallel.relations import Kind
 
 if importlib.util.find_spec("torch") is None:
@@ -48,7 +49,7 @@ def kinds_of(name: str) -> set[str]:
 def checked(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> ParallelReport:
     """The report of one version of a program."""
     monkeypatch.setenv("CASE", case)
-    found = check_parallel(FOLDER / "families" / f"{name}.py")
+    found = check_parallel(of_file(str(FOLDER / "families" / f"{name}.py")))
     assert found is not None
     return found
 
@@ -71,7 +72,7 @@ def test_right_versions_raise_no_alarm(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["", ":ddp", ":fsdp"])
 def test_the_file_to_copy(target: str) -> None:
-    report = check_parallel(f"{FOLDER / 'my_model.py'}{target}")
+    report = check_parallel(of_file(f"{FOLDER / 'my_model.py'}{target}"))
     assert report, str(report)
 
 

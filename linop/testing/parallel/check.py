@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ Records = tuple[list[Record], Record]
 
 
 def check_parallel(
-    model: Callable[[Any], Any] | str | os.PathLike[str],
+    model: Callable[[Any], Any] | str | os.PathLike[str] | Program,
     twin: Callable[[], Any] | None = None,
     batch: Callable[[], Any] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -51,7 +52,8 @@ def check_parallel(
     Args:
         model: ``model(twin)`` returns this rank's part of the parallel model, with the twin's
             values in tensors of its own. Or the path of a file that has all of these functions,
-            ``FILE.py`` or ``FILE.py:NAME``.
+            ``FILE.py`` or ``FILE.py:NAME``, which new processes run; or a
+            `linop.testing.parallel.programs.Program`, whose functions forks of this process call.
         twin: ``twin()`` returns the sequential model, the same on every rank.
         batch: ``batch()`` returns the whole batch, a tuple of the input and the target.
         loss: ``loss(output, target)`` returns a scalar tensor.
@@ -76,6 +78,7 @@ def check_parallel(
             fails, or does not end in time; with the stacks of all ranks. MissingExtraError: torch
             is not installed.
     """
+    forks = "torch" not in sys.modules
     try:
         import torch
         import torch.distributed as dist
@@ -102,21 +105,23 @@ def check_parallel(
             return None
     else:
         wanted = workers or _world(program) or 2
-        found, failed = _run(program, wanted, dtype, seconds)
+        found, failed = _run(program, wanted, dtype, seconds, forks)
     made = report(name, *found, seconds=time.monotonic() - begun)
     return made if not failed else replace(made, notes=(*made.notes, failed))
 
 
-def _run(program: Program | str, workers: int, dtype: str, seconds: float) -> tuple[Records, str]:
+def _run(
+    program: Program | str, workers: int, dtype: str, seconds: float, forks: bool
+) -> tuple[Records, str]:
     """The records of a program, and a note if it ends without being looked at alone."""
     from linop.testing.parallel import processes
 
     try:
-        return processes.run(program, workers, dtype, seconds, True), ""
+        return processes.run(program, workers, dtype, seconds, True, forks), ""
     except BackendError as error:
         first = error
     try:
-        found = processes.run(program, workers, dtype, seconds, False)
+        found = processes.run(program, workers, dtype, seconds, False, forks)
     except BackendError:
         raise first from None
     text = str(first).strip().splitlines()[-1]
@@ -137,10 +142,10 @@ def assert_parallel(*args: Any, **keywords: Any) -> None:
 def _program(model: Any, *functions: Any) -> Program | str:
     names = ("twin", "batch", "loss", "mine", "step", "shard", "optimizer")
     given = dict(zip(names, functions, strict=True))
-    if isinstance(model, str | os.PathLike):
+    if isinstance(model, str | os.PathLike | Program):
         if extra := [name for name, one in given.items() if one is not None]:
             raise ArgumentError(f"{extra} given beside a file, which has its own functions")
-        return str(model)
+        return model if isinstance(model, Program) else str(model)
     for name, one in {"model": model, **given}.items():
         if not callable(one) and (one is not None or name in ("model", "twin", "batch", "loss")):
             raise ArgumentError(f"{name}: {type(one).__name__} given, a function expected")

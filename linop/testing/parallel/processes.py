@@ -28,12 +28,21 @@ _GRACE = 5.0
 """Seconds that other processes have to end once one has failed."""
 
 
-def run(program: Program | str, workers: int, dtype: str, seconds: float, trace: bool) -> Records:
+def run(
+    program: Program | str,
+    workers: int,
+    dtype: str,
+    seconds: float,
+    trace: bool,
+    forks: bool = False,
+) -> Records:
     """Start processes, each of which records one step, and wait for them.
 
     Args:
-        program: functions, which a fork of this process calls; or a file, which new processes run.
+        program: functions, which forks of this process call; or a file, which new processes run.
         seconds: the longest time.
+        forks: forks of this process run the file, too. That is quicker, and safe where torch has
+            computed nothing yet.
 
     Raises:
         ArgumentError: the program's parts do not fit. BackendError: a process failed, or waits for
@@ -44,7 +53,7 @@ def run(program: Program | str, workers: int, dtype: str, seconds: float, trace:
     with tempfile.TemporaryDirectory(prefix="linop-") as folder:
         given = [(program, r, workers, folder, dtype, seconds, trace) for r in range(workers)]
         started: Sequence[Any]
-        if isinstance(program, str):
+        if isinstance(program, str) and not forks:
             started = [_Command(*one) for one in given]
         else:
             fork = multiprocessing.get_context("fork")
