@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,8 @@ def _decided(
     before = Ends(locations, calls, "inputs", inputs[0], [one.given for one in there.values()])
     after = Ends(locations, calls, "outputs", [range(len(o.made)) for o in there.values()],
                  [one.made for one in there.values()])  # fmt: skip
+    _check_values(F, there, inputs[0], None)
+    _check_values(G, back, None, inputs[1])
     E, R, D = before.embedding, after.embedding, after.picking
     if G.shape != F.shape[::-1]:
         raise _UndecidedError("gradients of some arguments only came back")
@@ -178,6 +181,42 @@ def _decided(
     found, right = sp.csr_matrix(given)[row, column], sp.csr_matrix(wanted)[row, column]
     what = f"entry ({row}, {column}) of it is {found:g}, and {right:g} of the adjoint"
     return Pair(*about, spaces, False, what)
+
+
+def _check_values(
+    M: Matrix,
+    lifted: dict[int, Lifted],
+    given: Sequence[Sequence[int]] | None,
+    made: Sequence[Sequence[int]] | None,
+) -> None:
+    """Check that a matrix makes the results of the arguments, where values were kept: operations of
+    other packages than torch may have been missed.
+
+    Args:
+        given, made: by rank, positions of the arguments and results that count; None for all.
+
+    Raises:
+        _UndecidedError: it does not.
+    """
+    if not all(one.values and one.results for one in lifted.values()):
+        return
+    x, y = (
+        np.concatenate(
+            [
+                values[k].ravel()
+                for one, which in zip(lifted.values(), chosen or repeat(None), strict=False)
+                for values in [one.values if side == 0 else one.results]
+                for k in (range(len(values)) if which is None else which)
+            ]
+            or [np.zeros(0)]
+        )
+        for side, chosen in enumerate((given, made))
+    )
+    if (len(y), len(x)) != M.shape:
+        return
+    size = abs(M) @ np.abs(x) + np.abs(y)
+    if (np.abs(M @ x - y) > 2.0**-18 * size.max(initial=0.0)).any():
+        raise _UndecidedError("something in it computes that is not looked at, or it is not linear")
 
 
 def _same(a: Matrix, b: Matrix) -> bool:
@@ -305,9 +344,9 @@ def _together(ranks: dict[int, Record], lifted: dict[int, Lifted]) -> Iterator[d
             about = ranks[rank].collectives[moved.number]
             key: tuple[Any, ...] = (about.name, about.ranks)
             if about.name == "send":
-                key = ("message", rank, about.peer)
+                key = ("message", rank, about.peer, about.tag)
             elif about.name == "receive":
-                key = ("message", about.peer, rank)
+                key = ("message", about.peer, rank, about.tag)
             seen[key] += 1
             keyed.setdefault((*key, seen[key]), {})[rank] = about, moved
     yield from keyed.values()
@@ -340,14 +379,15 @@ def _moved(group: dict[int, Part]) -> Iterator[Piece]:
                 yield r, made[r], s, given[s], k
         elif name == "reduce_scatter":
             for s in members:
-                yield r, made[r], s, np.split(given[s], n)[at], k
+                yield r, made[r], s, _chunks(group[s], given[s], 0, n)[at], k
         elif name == "broadcast":
             yield r, made[r], about.peer, given[about.peer], 1.0
         elif name == "all_gather" or (name == "gather" and r == about.peer):
-            for s, piece in zip(members, np.split(made[r], n), strict=True):
+            for s, piece in zip(members, _chunks(group[r], made[r], 1, n), strict=True):
                 yield r, piece, s, given[s], 1.0
         elif name == "scatter":
-            yield r, made[r], about.peer, np.split(given[about.peer], n)[at], 1.0
+            parts = _chunks(group[about.peer], given[about.peer], 0, n)
+            yield r, made[r], about.peer, parts[at], 1.0
         elif name == "reduce":
             if r == about.peer:
                 for s in members:
@@ -356,6 +396,10 @@ def _moved(group: dict[int, Part]) -> Iterator[Piece]:
             for other, s in enumerate(members):
                 theirs = _chunks(group[s], given[s], 0, n)[at]
                 yield r, _chunks(group[r], made[r], 1, n)[other], s, theirs, 1.0
+        elif name in ("scan", "exclusive_scan"):
+            for s in members[: at + (name == "scan")]:
+                if len(made[r]):
+                    yield r, made[r], s, given[s], k
 
 
 def _given(given: dict[int, np.ndarray], rank: int) -> np.ndarray:

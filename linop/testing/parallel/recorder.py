@@ -32,12 +32,13 @@ LARGEST = 2**22
 """Elements of the largest tensor of which a copy is kept."""
 
 _HIDDEN = tuple(
-    str(Path(place).resolve())
+    str(path)
     for place in (
         Path(torch.__file__).parent,
         Path(__file__).parent,
         sysconfig.get_paths()["stdlib"],
     )
+    for path in dict.fromkeys((Path(place), Path(place).resolve()))
 )
 _DROPOUTS = {
     name for name in dir(torch.nn.functional) if name.endswith("dropout") or "dropout" in name[-9:]
@@ -91,6 +92,9 @@ class Recorder:
         tensors, calls, collectives: see `linop.testing.parallel.records`.
         notes: sentences about what was changed.
     """
+
+    shadows: type[Shadows] = Shadows
+    """The class that reads `autograd.Function`s element by element."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -211,7 +215,7 @@ class Recorder:
         call.custom = True
         self._functions.append(call.number)
         with self.aside():
-            self._shadows.append(Shadows(call.number, False, given))
+            self._shadows.append(self.shadows(call.number, False, given))
 
         def finish(result: Any) -> Any:
             found = list(_tensors(result))
@@ -237,7 +241,7 @@ class Recorder:
 
         def begin(gradients: Any) -> None:
             with self.aside():
-                self._shadows.append(Shadows(call, True, gradients))
+                self._shadows.append(self.shadows(call, True, gradients))
 
         def end(inputs: Any, outputs: Any) -> None:
             del outputs

@@ -1,0 +1,142 @@
+"""`check_mpi`: programs that communicate by mpi4py, beside their sequential twins, or as pairs of a
+forward function and its adjoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from linop.backends.mpi import mpirun
+from linop.backends.together.messages import allow, decoded
+from linop.errors import ArgumentError, BackendError, MissingExtraError
+from linop.testing.parallel.findings import ParallelReport
+from linop.testing.parallel.pair_report import Movement, PairReport, Trial
+from linop.testing.parallel.programs import parsed
+from linop.testing.parallel.records import Record
+
+allow(Movement, Trial, PairReport)
+
+SECONDS = 120.0
+_LEFT = 5.0
+"""Seconds that a job has beyond its limit, to write stacks."""
+
+
+def check_mpi(
+    target: str | os.PathLike[str],
+    workers: int | None = None,
+    seconds: float = SECONDS,
+    *,
+    dtype: str = "float64",
+) -> ParallelReport | PairReport:
+    """Check a program of mpi4py on several ranks, started here by ``mpiexec``.
+
+    The file is a parallel torch program with its twin, as for `check_parallel`, that communicates by
+    buffer calls of mpi4py: inside of `autograd.Function`s, or between backward pass and optimizer.
+    Or it has a pair of functions ``forward(x, comm)`` and ``adjoint(y, comm)`` of the arrays that
+    a rank holds, with ``domain(rank, world)`` and ``codomain(rank, world)``: each the shape of that
+    array (None if the rank has none), or the shape and a dtype, or an array that is like it. The
+    pair is right if ``<forward(x), y> = <x, adjoint(y)>``, where the arrays of the ranks are one
+    vector each, or copies of one that is replicated: the report says which. ``DOMAIN = "replicated"``
+    or ``"copies"`` in the file, and ``CODOMAIN``, leave no choice.
+
+    Args:
+        target: ``FILE.py``, or ``FILE.py:NAME`` for an object in it that has these functions.
+        workers: the number of ranks; by default the file's ``WORLD``, or 2.
+        seconds: the longest time.
+        dtype: torch's name of the dtype in which a torch program runs.
+
+    Returns:
+        A report, true if nothing is wrong.
+
+    Raises:
+        ArgumentError: the file lacks a function. BackendError: the program fails, or does not end in
+            time; with the stacks of all ranks. MissingExtraError: mpi4py or ``mpiexec`` is missing.
+    """
+    begun = time.monotonic()
+    if importlib.util.find_spec("mpi4py") is None:
+        raise MissingExtraError("check_mpi needs mpi4py: pip install 'linop-algebra[mpi]'")
+    name = str(target)
+    path, _ = parsed(name)
+    world = workers or _world(path) or 2
+    if world < 1:
+        raise ArgumentError(f"workers: {workers} given, 1 or more expected")
+    failed = ""
+    try:
+        found = _run(name, world, dtype, seconds, True)
+    except BackendError as error:
+        try:
+            found = _run(name, world, dtype, seconds, False)
+        except BackendError:
+            raise error from None
+        failed = f"no places are given: the program cannot be looked at while it runs ({error})"
+    spent = time.monotonic() - begun
+    first = found[0]
+    if isinstance(first, PairReport):
+        return replace(first, program=name, seconds=spent)
+    from linop.testing.parallel.check import report
+
+    made = report(name, [one for one, _ in found], first[1], spent)
+    return replace(made, notes=(*made.notes, failed)) if failed else made
+
+
+def _world(path: Path) -> int | None:
+    """The number that a file gives as ``WORLD``; it is not imported."""
+    from linop.testing.parallel.check import _world
+
+    return _world(str(path))
+
+
+def _run(target: str, workers: int, dtype: str, seconds: float, trace: bool) -> list[Any]:
+    """What each rank of a job found.
+
+    Raises:
+        ArgumentError, BackendError: a rank found nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="linop-") as place:
+        folder = Path(place)
+        way = "trace" if trace else "results"
+        module = "linop.testing.parallel.mpi_rank"
+        arguments = [sys.executable, "-m", module, target, place, dtype, str(seconds), way]
+        for _ in range(mpirun.STARTS):
+            said = _job(workers, arguments, folder, seconds)
+            if not mpirun.by_chance(said):
+                break
+        records = [folder / f"{rank}.record" for rank in range(workers)]
+        if all(one.exists() for one in records):
+            return [decoded(one.read_bytes()) for one in records]
+        raise _failure(folder, workers, seconds, said)
+
+
+def _job(workers: int, arguments: list[str], folder: Path, seconds: float) -> str:
+    """Run a job to its end; returns what it has printed."""
+    output = folder / "output"
+    with output.open("w") as file:
+        job = mpirun.Job(
+            workers, arguments, env={"OMP_NUM_THREADS": "1"}, stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            job.wait(seconds + _LEFT)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            job.end(0.5)
+    return output.read_text(errors="replace")
+
+
+def _failure(folder: Path, workers: int, seconds: float, said: str) -> Exception:
+    from linop.testing.parallel.processes import failure
+
+    written = [folder / f"{r}.{kind}" for r in range(workers) for kind in ("error", "stack")]
+    if any(one.exists() and one.stat().st_size for one in written):
+        return failure(folder, workers, seconds)
+    return BackendError(f"the job ended before all ranks were done. It said:\n{said.strip()}")
+
+
+__all__ = ["ParallelReport", "PairReport", "Record", "check_mpi"]
