@@ -16,15 +16,16 @@ from typing import Any
 from linop.backends.mpi import mpirun
 from linop.backends.together.messages import allow, decoded
 from linop.errors import ArgumentError, BackendError, MissingExtraError
-from linop.testing.parallel.findings import ParallelReport
+from linop.testing.parallel.findings import ParallelReport, Place
 from linop.testing.parallel.pair_report import Movement, PairReport, Trial
 from linop.testing.parallel.programs import parsed
-from linop.testing.parallel.records import Record
 
 allow(Movement, Trial, PairReport)
 
 SECONDS = 120.0
-_LEFT = 5.0
+OVERWRITES = "overwrites the tensor that it is given"
+"""Words of notes of recorders."""
+_LEFT = 2.0
 """Seconds that a job has beyond its limit, to write stacks."""
 
 
@@ -37,14 +38,15 @@ def check_mpi(
 ) -> ParallelReport | PairReport:
     """Check a program of mpi4py on several ranks, started here by ``mpiexec``.
 
-    The file is a parallel torch program with its twin, as for `check_parallel`, that communicates by
-    buffer calls of mpi4py: inside of `autograd.Function`s, or between backward pass and optimizer.
+    The file is a parallel torch program with its twin, as for `check_parallel`, that communicates
+    by buffer calls of mpi4py: inside of `autograd.Function`s, or between backward pass and
+    optimizer.
     Or it has a pair of functions ``forward(x, comm)`` and ``adjoint(y, comm)`` of the arrays that
     a rank holds, with ``domain(rank, world)`` and ``codomain(rank, world)``: each the shape of that
     array (None if the rank has none), or the shape and a dtype, or an array that is like it. The
     pair is right if ``<forward(x), y> = <x, adjoint(y)>``, where the arrays of the ranks are one
-    vector each, or copies of one that is replicated: the report says which. ``DOMAIN = "replicated"``
-    or ``"copies"`` in the file, and ``CODOMAIN``, leave no choice.
+    vector each, or copies of one that is replicated: the report says which.
+    ``DOMAIN = "replicated"`` or ``"copies"`` in the file, and ``CODOMAIN``, leave no choice.
 
     Args:
         target: ``FILE.py``, or ``FILE.py:NAME`` for an object in it that has these functions.
@@ -56,8 +58,9 @@ def check_mpi(
         A report, true if nothing is wrong.
 
     Raises:
-        ArgumentError: the file lacks a function. BackendError: the program fails, or does not end in
-            time; with the stacks of all ranks. MissingExtraError: mpi4py or ``mpiexec`` is missing.
+        ArgumentError: the file lacks a function. BackendError: the program fails, or does not end
+            in time; with the stacks of all ranks. MissingExtraError: mpi4py or ``mpiexec`` is
+            missing.
     """
     begun = time.monotonic()
     if importlib.util.find_spec("mpi4py") is None:
@@ -67,23 +70,30 @@ def check_mpi(
     world = workers or _world(path) or 2
     if world < 1:
         raise ArgumentError(f"workers: {workers} given, 1 or more expected")
-    failed = ""
-    try:
-        found = _run(name, world, dtype, seconds, True)
-    except BackendError as error:
-        try:
-            found = _run(name, world, dtype, seconds, False)
-        except BackendError:
-            raise error from None
-        failed = f"no places are given: the program cannot be looked at while it runs ({error})"
+    found, failed = _run(name, world, dtype, seconds)
     spent = time.monotonic() - begun
     first = found[0]
     if isinstance(first, PairReport):
         return replace(first, program=name, seconds=spent)
     from linop.testing.parallel.check import report
 
-    made = report(name, [one for one, _ in found], first[1], spent)
+    made = _overwriting(report(name, [one for one, _ in found], first[1], spent))
     return replace(made, notes=(*made.notes, failed)) if failed else made
+
+
+def _overwriting(made: ParallelReport) -> ParallelReport:
+    """With the place of a function that overwrites its argument, if losses differ by it."""
+    notes = [one for one in made.notes if "forward of" in one and OVERWRITES in one]
+    if made.loss_is_equal or not notes or not made.findings:
+        return made
+    first, *others = made.findings
+    line, _, what = notes[0].partition(": ")
+    called = what.removeprefix("the forward of ").partition(" ")[0]
+    place = Place(first.place.module, line, f"the call of {called}", (str(first.place),))
+    operator = "a copy of the argument, before it is reduced in place"
+    why = f"{what[0].upper()}{what[1:]}: what uses that tensor afterwards gets the result instead."
+    found = replace(first, place=place, operator=operator, explanation=why)
+    return replace(made, findings=(found, *others))
 
 
 def _world(path: Path) -> int | None:
@@ -93,15 +103,33 @@ def _world(path: Path) -> int | None:
     return _world(str(path))
 
 
-def _run(target: str, workers: int, dtype: str, seconds: float, trace: bool) -> list[Any]:
-    """What each rank of a job found.
+def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[Any], str]:
+    """What each rank of a job found, and a note if a program ends without being looked at alone.
 
     Raises:
         ArgumentError, BackendError: a rank found nothing.
     """
+    first = None
+    for way in ("trace", "results"):
+        found = _tried(target, workers, dtype, seconds, way)
+        if isinstance(found, list):
+            told = str(first).strip().splitlines()[-1] if first else ""
+            note = f"no places are given: the program cannot be looked at while it runs ({told})"
+            return found, note if first else ""
+        error, is_pair = found
+        if is_pair or isinstance(error, ArgumentError):
+            raise error
+        first = first or error
+    assert first is not None
+    raise first
+
+
+def _tried(
+    target: str, workers: int, dtype: str, seconds: float, way: str
+) -> list[Any] | tuple[Exception, bool]:
+    """What each rank of a job found; or an error, and True if it is that of a pair of functions."""
     with tempfile.TemporaryDirectory(prefix="linop-") as place:
         folder = Path(place)
-        way = "trace" if trace else "results"
         module = "linop.testing.parallel.mpi_rank"
         arguments = [sys.executable, "-m", module, target, place, dtype, str(seconds), way]
         for _ in range(mpirun.STARTS):
@@ -109,9 +137,14 @@ def _run(target: str, workers: int, dtype: str, seconds: float, trace: bool) -> 
             if not mpirun.by_chance(said):
                 break
         records = [folder / f"{rank}.record" for rank in range(workers)]
-        if all(one.exists() for one in records):
-            return [decoded(one.read_bytes()) for one in records]
-        raise _failure(folder, workers, seconds, said)
+        is_pair = any(folder.glob("*.pair"))
+        if not all(one.exists() for one in records):
+            return _failure(folder, workers, seconds, said), is_pair
+        if not is_pair:
+            from linop.testing.parallel import processes  # its records may be read
+
+            del processes
+        return [decoded(one.read_bytes()) for one in records]
 
 
 def _job(workers: int, arguments: list[str], folder: Path, seconds: float) -> str:
@@ -139,4 +172,4 @@ def _failure(folder: Path, workers: int, seconds: float, said: str) -> Exception
     return BackendError(f"the job ended before all ranks were done. It said:\n{said.strip()}")
 
 
-__all__ = ["ParallelReport", "PairReport", "Record", "check_mpi"]
+__all__ = ["PairReport", "ParallelReport", "check_mpi"]

@@ -23,7 +23,7 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
         folder: for the record, or the error.
         dtype: the name of a dtype of torch's.
         seconds: after which all threads' stacks are written to the folder.
-        way: "trace", "results" for results alone, or "pair" for a pair of functions.
+        way: "trace", or "results" for results alone.
     """
     place = Path(folder)
     comm = interception.install()
@@ -34,14 +34,15 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
     faulthandler.dump_traceback_later(seconds, file=stack)
     try:
         from linop.backends.together.messages import encoded
-        from linop.testing.parallel import processes  # which names the records that may be read
+        from linop.testing.parallel.mpi_functions import pair_of
 
-        del processes
         found: Any
-        if way == "pair":
+        parts = pair_of(target)
+        if parts is not None:
+            (place / f"{rank}.pair").touch()
             from linop.testing.parallel.mpi_pairs import checked
 
-            found = checked(target, comm)
+            found = checked(parts, comm)
         else:
             found = _step(target, (rank, world), dtype, way == "trace")
         (place / f"{rank}.part").write_bytes(encoded(found))
@@ -59,10 +60,11 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
 def _step(target: str, place: tuple[int, int], dtype: str, trace: bool) -> Any:
     import torch
 
-    from linop.testing.parallel import recorder, steps
+    from linop.testing.parallel import processes, recorder, steps
     from linop.testing.parallel.mpi_recorder import MPIRecorder
     from linop.testing.parallel.programs import of_file
 
+    del processes  # which names the records that may be written
     torch.set_num_threads(1)
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.testing.parallel.arrays import ArrayShadows, tracking
+from linop.testing.parallel.array_shadows import ArrayShadows
+from linop.testing.parallel.arrays import tracking
 from linop.testing.parallel.buffers import Area, address_of
 from linop.testing.parallel.interception import Event, listened
+from linop.testing.parallel.mpi import OVERWRITES
 from linop.testing.parallel.recorder import LARGEST, Recorder, local, users_line
 from linop.testing.parallel.records import Collective
 
 
 class MPIRecorder(Recorder):
-    """A recorder that hears of calls of mpi4py, too, and follows elements through NumPy's arrays."""
+    """A recorder that hears of calls of mpi4py, too, and follows elements through arrays."""
 
     shadows = ArrayShadows
 
@@ -29,6 +31,16 @@ class MPIRecorder(Recorder):
             listened(self.heard),
         ):
             yield
+
+    def finished(self) -> None:
+        for one in self.lifted:
+            if one.overwritten and one.moved:
+                call = self.calls[one.call]
+                side = "backward" if one.backward else "forward"
+                self.notes.append(
+                    f"{call.line}: the {side} of {call.name} {OVERWRITES}, unknown to torch"
+                )
+        super().finished()
 
     def heard(self, event: Event) -> None:
         """A call of mpi4py, before it is made."""

@@ -55,6 +55,7 @@ class Lifted:
         unknown: the name of an operation that is not linear; empty if there is none.
         values, results: the numbers of arguments and results, if operations may have been missed:
             the matrix must make the one of the other. Else empty.
+        overwritten: positions of arguments that the function has changed, unknown to torch.
     """
 
     call: int
@@ -66,6 +67,7 @@ class Lifted:
     unknown: str = ""
     values: list[np.ndarray] = field(default_factory=list)
     results: list[np.ndarray] = field(default_factory=list)
+    overwritten: list[int] = field(default_factory=list)
 
 
 class Shadows:
