@@ -22,11 +22,11 @@ from linop.testing.parallel.buffers import address_of
 from linop.testing.parallel.shadows import UNKNOWN, ZERO
 
 _MOVING = {
-    "append", "array_split", "atleast_1d", "atleast_2d", "block", "broadcast_to", "column_stack",
-    "concatenate", "copy", "delete", "diagonal", "dsplit", "dstack", "expand_dims", "flip",
-    "fliplr", "flipud", "hsplit", "hstack", "insert", "moveaxis", "pad", "ravel", "repeat",
-    "reshape", "roll", "rollaxis", "rot90", "split", "squeeze", "stack", "swapaxes", "take", "tile", "transpose",
-    "tril", "triu", "vsplit", "vstack",
+    "append", "array_split", "atleast_1d", "atleast_2d", "block", "broadcast_to",
+    "column_stack", "concatenate", "copy", "delete", "diagonal", "dsplit", "dstack",
+    "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack", "insert", "moveaxis",
+    "pad", "ravel", "repeat", "reshape", "roll", "rollaxis", "rot90", "split", "squeeze",
+    "stack", "swapaxes", "take", "tile", "transpose", "tril", "triu", "vsplit", "vstack",
 }  # fmt: skip
 """Functions of NumPy that move elements: done to shadows as they are done to values."""
 _METHODS = ("copy", "flatten", "ravel", "repeat", "reshape", "take")

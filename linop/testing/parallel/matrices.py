@@ -43,8 +43,8 @@ def matrix(
         if one.unknown and any((numbers == -1).any() for numbers in one.made):
             raise UndecidedError(f"{one.unknown} in it is no movement of data")
         top = max([0, *(int(n.max()) for n in _numbers(one) if n.size)])
-        first[rank] = sizes
-        sizes += top + 1
+        first[rank] = sizes + 1  # of zero; what is unknown is in front of it
+        sizes += top + 2
     if sizes > LARGEST:
         raise UndecidedError("its tensors are too large for a matrix")
     rows, columns, values = _equations(ranks, lifted, first)
@@ -67,7 +67,10 @@ def matrix(
         (np.ones(len(sources)), (sources, np.arange(len(sources)))), shape=(sizes, len(sources))
     )
     total = V @ pick
+    unknown = np.array([one - 1 for one in first.values()])
     for _ in range(10_000):
+        if V[:, unknown].nnz:
+            raise UndecidedError("what it moves is computed by something that is not looked at")
         V = V @ M
         if not V.nnz:
             return total
@@ -100,7 +103,7 @@ def _equations(
         empty = np.zeros(0, np.int64)
         return empty, empty, np.zeros(0)
     rows, columns, values = (np.concatenate([np.asarray(p[k]) for p in parts]) for k in range(3))
-    kept = (columns >= 0) & ~np.isin(columns, list(first.values()))
+    kept = ~np.isin(columns, list(first.values()))
     return rows[kept], columns[kept], values[kept]
 
 
