@@ -3,14 +3,17 @@ others is named."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from linop.backends.mpi.mpirun import mpiexec
 from linop.errors import ArgumentError, BackendError
 from linop.testing.parallel.mpi import check_mpi
 from linop.testing.parallel.pair_report import PairReport
 from support import mpi_programs
+from support.job_programs import ENVIRONMENT
 from support.requirements import needs_mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(240)]
@@ -33,6 +36,7 @@ WORDS = {
     "Scattered": ("the elements arrive in other places", "of rank 1"),
     "Messages": ("adjoint() is 2 times the transpose of forward()",),
     "Columns": ("from y[0, 0] of rank 1 to x[0, 3] of rank 0, adjoint() has 0",),
+    "Neighbours": ("messages 0 to 1, 1 to 0 (pairs.py:", "from y[0] of rank 1 to x[0] of rank 0"),
     "Large": ("the adjoint is a sum-reduce to rank 0", "none ran", "y1["),
 }
 
@@ -66,6 +70,16 @@ def test_the_report_says_between_which_spaces(monkeypatch: pytest.MonkeyPatch) -
     data = found.as_dict()
     assert data["passed"] and data["trials"][0]["codomain"] == first.codomain
     assert data["forward"][0]["text"] == "all-reduce over ranks 0, 1"
+
+
+def test_a_job_that_is_running_is_checked() -> None:
+    program = (
+        "import os\nfrom linop.testing.parallel.mpi import check_mpi\n"
+        f"report = check_mpi({f'{FILE}:Halo'!r})\n"
+        "os.write(1, b'passed ' if report else b'None ')\n"
+    )
+    done = mpiexec(3, [sys.executable, "-c", program], timeout=100, env=ENVIRONMENT)
+    assert sorted(done.stdout.split()) == ["None", "None", "passed"], done
 
 
 def test_a_pair_that_waits_ends_with_all_stacks(monkeypatch: pytest.MonkeyPatch) -> None:

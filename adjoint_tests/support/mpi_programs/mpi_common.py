@@ -1,5 +1,5 @@
-"""Parts of parallel torch programs over mpi4py, right ones: a model, its twin, and how gradients are
-summed. `steps` and `exchanges` have the programs, which import this file by its bare name."""
+"""Parts of parallel torch programs over mpi4py, right ones: a model, its twin, and how gradients
+are summed. `steps` and `exchanges` have the programs, which import this file by its bare name."""
 
 from __future__ import annotations
 

@@ -268,6 +268,32 @@ class Columns:
         return x
 
 
+class Neighbours:
+    """Both edges are exchanged by a collective of neighbours on a ring; the adjoint mixes up the
+    directions."""
+
+    def domain(self, rank: int, world: int) -> Any:
+        return 4
+
+    def codomain(self, rank: int, world: int) -> Any:
+        return 6
+
+    def exchanged(self, edges: Any, comm: Any) -> Any:
+        got = np.empty(2)
+        comm.Create_cart([comm.size], periods=[True]).Neighbor_alltoall(edges, got)
+        return got
+
+    def forward(self, x: Any, comm: Any) -> Any:
+        left, right = self.exchanged(x[[0, -1]], comm)
+        return np.concatenate([[left], x, [right]])
+
+    def adjoint(self, y: Any, comm: Any) -> Any:
+        x = y[1:-1].copy()
+        got = self.exchanged(y[[0, -1]], comm)
+        x[[0, -1]] += got[::-1] if WRONG else got
+        return x
+
+
 class Large(Broadcast):
     """A broadcast of more numbers than a matrix is made of."""
 

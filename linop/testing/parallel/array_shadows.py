@@ -160,7 +160,7 @@ class ArrayShadows(Shadows):
         if all(one is None for one in known):
             return None
         if method == "reduce" and name == "add" and set(kwargs) <= {"axis", "keepdims", "dtype"}:
-            return self._summed(known[0], kwargs)
+            return self._sum_terms(known[0], kwargs)
         if method != "__call__" or "where" in kwargs:
             return UNKNOWN
         if name in _ADDED and len(inputs) == 2:
@@ -182,7 +182,7 @@ class ArrayShadows(Shadows):
             return _scaled(known[0], 1.0 / np.asarray(inputs[1], float), inputs[0])
         return UNKNOWN
 
-    def _summed(self, known: Any, kwargs: Any) -> Terms:
+    def _sum_terms(self, known: Any, kwargs: Any) -> Terms:
         axis = kwargs.get("axis", 0)
         axes = range(known.ndim) if axis is None else np.atleast_1d(axis) % known.ndim
         moved = np.moveaxis(known, tuple(axes), tuple(range(len(axes))))

@@ -118,7 +118,7 @@ class Tracked(np.ndarray):
     def __setitem__(self, key: Any, value: Any) -> None:
         place = _mapped(key, plain)
         for shadows in _active():
-            numbers = shadows.numbers(value)
+            numbers: Any = shadows.numbers(value)
             if numbers is None:
                 numbers = ZERO if not np.any(np.asarray(plain(value))) else UNKNOWN
             known = shadows.shadow(self)

@@ -48,6 +48,8 @@ class Event:
 
 Listener = Callable[[Event], None]
 _LISTENERS: list[Listener] = []
+_DIRECTION = 2**20
+"""The tag of messages to the first neighbour."""
 _PLAIN = MPI.COMM_WORLD
 """The communicator of all ranks, unlistened."""
 _REDUCTIONS = (
@@ -76,7 +78,7 @@ def plain_world() -> Any:
 def install() -> Any:
     """Replace ``MPI.COMM_WORLD``, once; returns the new one."""
     if not isinstance(MPI.COMM_WORLD, _Calls):
-        MPI.COMM_WORLD = Intracomm(_PLAIN)
+        setattr(MPI, "COMM_WORLD", Intracomm(_PLAIN))  # noqa: B010 (final, for type checkers)
     return MPI.COMM_WORLD
 
 
@@ -225,6 +227,10 @@ class _Calls:
         if source != MPI.PROC_NULL:
             self._tell("receive", lambda: ([], [area(buf)]), root=source, tag=tag)
 
+    def _unread(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._tell("unread", lambda: ([], []))
+
     def Recv(
         self,
         buf: Any,
@@ -356,6 +362,12 @@ _READERS = {
 }
 _READERS |= {f"I{name[0].lower()}{name[1:]}": reader for name, reader in _READERS.items()}
 _READERS["Irecv"] = "_recv"
+_UNREAD = (
+    "Alltoallw", "Ialltoallw", "Neighbor_alltoallw", "Ineighbor_alltoallw", "Send_init",
+    "Recv_init", "Allreduce_init", "Bcast_init", "Isendrecv", "Isendrecv_replace", "Mprobe",
+    "Improbe",
+)  # fmt: skip
+"""Methods whose buffers are not read."""
 _MAKERS = (
     "Split", "Split_type", "Dup", "Dup_with_info", "Create", "Create_group", "Create_cart", "Sub",
     "Clone",
@@ -394,6 +406,8 @@ def _making(name: str) -> Any:
 
 for _name, _reader in _READERS.items():
     setattr(_Calls, _name, _telling(_name, _reader))
+for _name in _UNREAD:
+    setattr(_Calls, _name, _telling(_name, "_unread"))
 for _name in _MAKERS:
     setattr(_Calls, _name, _making(_name))
 
@@ -405,9 +419,40 @@ class Intracomm(_Calls, MPI.Intracomm):
 
 
 class Cartcomm(_Calls, MPI.Cartcomm):
-    """A Cartesian communicator that tells the listeners of its calls."""
+    """A Cartesian communicator that tells the listeners of its calls, those to neighbours as
+    messages."""
 
     _mixed = _Calls
+
+    def _to_neighbours(self, sendbuf: Any, recvbuf: Any, whole: bool) -> None:
+        """What is sent in a direction arrives from the opposite one: tags say which."""
+        neighbours = [r for d in range(self.Get_dim()) for r in self.Shift(d, 1)]
+        count = len(neighbours)
+        for k, other in enumerate(neighbours):
+            if other != MPI.PROC_NULL:
+
+                def given(k: int = k) -> Any:
+                    return [area(sendbuf) if whole else areas(sendbuf, count)[k]], []
+
+                self._tell("send", given, root=other, tag=_DIRECTION + k)
+        for k, other in enumerate(neighbours):
+            if other != MPI.PROC_NULL:
+
+                def made(k: int = k) -> Any:
+                    return [], [areas(recvbuf, count)[k]]
+
+                self._tell("receive", made, root=other, tag=_DIRECTION + (k ^ 1))
+
+    def _neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._to_neighbours(sendbuf, recvbuf, False)
+
+    def _neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._to_neighbours(sendbuf, recvbuf, True)
+
+
+for _name in ("alltoall", "alltoallv", "allgather", "allgatherv"):
+    for _kind in (f"Neighbor_{_name}", f"Ineighbor_{_name}"):
+        setattr(Cartcomm, _kind, _telling(_kind, f"_neighbor_{_name.removesuffix('v')}"))
 
 
 def wrapped(comm: Any) -> Any:

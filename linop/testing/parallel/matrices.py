@@ -181,6 +181,8 @@ def _moved(group: dict[int, Part]) -> Iterator[Piece]:
             if one.name == "receive":
                 yield r, made[r], one.peer, _given(given, one.peer), 1.0
         return
+    if name == "unread":
+        raise UndecidedError("it has a call of MPI that is not looked at")
     if set(group) != set(members):
         raise UndecidedError(f"some ranks take no part in the {name.replace('_', '-')}")
     if about.reduction not in ("", "sum", "average"):

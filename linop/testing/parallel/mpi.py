@@ -25,6 +25,8 @@ allow(Movement, Trial, PairReport)
 SECONDS = 120.0
 OVERWRITES = "overwrites the tensor that it is given"
 """Words of notes of recorders."""
+_RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
+"""Variables that ranks of a job have."""
 _LEFT = 2.0
 """Seconds that a job has beyond its limit, to write stacks."""
 
@@ -35,7 +37,7 @@ def check_mpi(
     seconds: float = SECONDS,
     *,
     dtype: str = "float64",
-) -> ParallelReport | PairReport:
+) -> ParallelReport | PairReport | None:
     """Check a program of mpi4py on several ranks, started here by ``mpiexec``.
 
     The file is a parallel torch program with its twin, as for `check_parallel`, that communicates
@@ -50,12 +52,14 @@ def check_mpi(
 
     Args:
         target: ``FILE.py``, or ``FILE.py:NAME`` for an object in it that has these functions.
-        workers: the number of ranks; by default the file's ``WORLD``, or 2.
+        workers: the number of ranks; by default the file's ``WORLD``, or 2. In a job that is
+            running (``mpiexec`` has started this process) it is the job's, and each rank calls this
+            function.
         seconds: the longest time.
         dtype: torch's name of the dtype in which a torch program runs.
 
     Returns:
-        A report, true if nothing is wrong.
+        A report, true if nothing is wrong; None on ranks other than 0 of a job that was running.
 
     Raises:
         ArgumentError: the file lacks a function. BackendError: the program fails, or does not end
@@ -70,14 +74,13 @@ def check_mpi(
     world = workers or _world(path) or 2
     if world < 1:
         raise ArgumentError(f"workers: {workers} given, 1 or more expected")
+    if _RANKS.intersection(os.environ):
+        return _inside(name, dtype, begun)
     found, failed = _run(name, world, dtype, seconds)
-    spent = time.monotonic() - begun
     first = found[0]
     if isinstance(first, PairReport):
-        return replace(first, program=name, seconds=spent)
-    from linop.testing.parallel.check import report
-
-    made = _overwriting(report(name, [one for one, _ in found], first[1], spent))
+        return replace(first, program=name, seconds=time.monotonic() - begun)
+    made = _of_steps(name, found, begun)
     return replace(made, notes=(*made.notes, failed)) if failed else made
 
 
@@ -101,6 +104,30 @@ def _world(path: Path) -> int | None:
     from linop.testing.parallel.check import _world
 
     return _world(str(path))
+
+
+def _inside(target: str, dtype: str, begun: float) -> ParallelReport | PairReport | None:
+    """The report of a job that this process belongs to, on rank 0."""
+    from linop.backends.together.messages import encoded
+    from linop.testing.parallel import interception
+    from linop.testing.parallel.mpi_rank import found_on
+
+    mine = found_on(target, interception.install(), dtype, True)
+    everyone = interception.plain_world()
+    if isinstance(mine, PairReport):
+        report = replace(mine, program=target, seconds=time.monotonic() - begun)
+        return None if everyone.Get_rank() else report
+    parts = everyone.gather(encoded(mine), root=0)
+    if parts is None:
+        return None
+    return _of_steps(target, [decoded(one) for one in parts], begun)
+
+
+def _of_steps(target: str, found: list[Any], begun: float) -> ParallelReport:
+    from linop.testing.parallel.check import report
+
+    records, twin = [one for one, _ in found], found[0][1]
+    return _overwriting(report(target, records, twin, time.monotonic() - begun))
 
 
 def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[Any], str]:

@@ -47,7 +47,9 @@ def pair_of(target: str) -> Parts | None:
         found = found() if isinstance(found, type) else found
     if not (callable(getattr(found, "forward", None)) and hasattr(found, "adjoint")):
         return None
-    functions = {one: getattr(found, one, None) for one in ("adjoint", "domain", "codomain")}
+    functions: dict[str, Any] = {
+        one: getattr(found, one, None) for one in ("adjoint", "domain", "codomain")
+    }
     if missing := [one for one, function in functions.items() if not callable(function)]:
         raise ArgumentError(
             f"{target}: no function {', '.join(missing)}; a pair needs forward(x, comm), "
@@ -60,7 +62,7 @@ def pair_of(target: str) -> Parts | None:
                 f"{target}: {what} is {form!r}, {OWN!r} or {REPLICATED!r} expected: one vector on "
                 f"each rank, or copies of one vector"
             )
-    return Parts(found.forward, **functions, forms=forms)
+    return Parts(found.forward, *functions.values(), forms)
 
 
 def side_of(value: Any, what: str) -> Side:

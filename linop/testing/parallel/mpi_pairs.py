@@ -141,7 +141,8 @@ def _notes(parts: Parts, trials: Sequence[Trial]) -> tuple[str, ...]:
 
 def _combinations(pair: Pair, groups: Sequence[Groups]) -> Iterator[tuple[Form, Form]]:
     stated = pair.parts.forms
-    return product(*(forms(pair, side, groups, stated[side]) for side in (0, 1)))
+    before, after = (forms(pair, side, groups, stated[side]) for side in (0, 1))
+    yield from product(before, after)
 
 
 # Small pairs: matrices
@@ -157,6 +158,8 @@ def _by_matrices(pair: Pair, groups: Sequence[Groups]) -> tuple[list[Trial], str
         size = max(1, len(ends[0].picking) * len(ends[1].picking))
         tried.append((not trial.passed, trial.wrong / size, not why, trial, why))
     tried.sort(key=lambda one: one[:3])
+    if tried[0][3].passed:  # spaces that these functions cannot have in mind say nothing
+        tried = [one for one in tried if one[3].wrong <= F.size]
     if not tried:
         raise Fault("the ranks' arrays have different shapes, and cannot be replicated")
     evidence = (

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,16 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
     """
     place = Path(folder)
     comm = interception.install()
-    rank, world = comm.Get_rank(), comm.Get_size()
+    rank = comm.Get_rank()
     warnings.simplefilter("ignore")
     faulthandler.enable()
     stack = (place / f"{rank}.stack").open("w")
     faulthandler.dump_traceback_later(seconds, file=stack)
     try:
         from linop.backends.together.messages import encoded
-        from linop.testing.parallel.mpi_functions import pair_of
 
-        found: Any
-        parts = pair_of(target)
-        if parts is not None:
-            (place / f"{rank}.pair").touch()
-            from linop.testing.parallel.mpi_pairs import checked
-
-            found = checked(parts, comm)
-        else:
-            found = _step(target, (rank, world), dtype, way == "trace")
+        marker = place / f"{rank}.pair"
+        found = found_on(target, comm, dtype, way == "trace", marker.touch)
         (place / f"{rank}.part").write_bytes(encoded(found))
         (place / f"{rank}.part").rename(place / f"{rank}.record")
     except BaseException as error:
@@ -57,7 +50,25 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
     return 0
 
 
-def _step(target: str, place: tuple[int, int], dtype: str, trace: bool) -> Any:
+def found_on(
+    target: str, comm: Any, dtype: str, trace: bool, is_pair: Callable[[], None] | None = None
+) -> Any:
+    """What this rank finds: the report of a pair of functions, or records of a step. Collective.
+
+    Args:
+        comm: the communicator of all ranks, with listeners.
+        trace: False to record results alone.
+        is_pair: called if it is a pair of functions, before they are.
+    """
+    from linop.testing.parallel.mpi_functions import pair_of
+
+    parts = pair_of(target)
+    if parts is not None:
+        from linop.testing.parallel.mpi_pairs import checked
+
+        if is_pair is not None:
+            is_pair()
+        return checked(parts, comm)
     import torch
 
     from linop.testing.parallel import processes, recorder, steps
@@ -69,6 +80,7 @@ def _step(target: str, place: tuple[int, int], dtype: str, trace: bool) -> Any:
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)
     recorder.own_file(__file__)
+    place = comm.Get_rank(), comm.Get_size()
     return steps.recorded(of_file(target), kind, trace, place, MPIRecorder)
 
 

@@ -45,17 +45,21 @@ def by_products(pair: Pair, groups: Sequence[Groups]) -> tuple[list[Trial], str]
                     name = f"{'xy'[side]}{'_'.join(map(str, group))}"
                     regions.append(Region(name, shape, group if one else group[0]))
             spaces.append(Space(regions, pair.sides[side][0][1]))
-        functions = (partial(_called, one, pair.comm)
-                     for one in (pair.parts.forward, pair.parts.adjoint))  # fmt: skip
-        tested = tested_pair(*functions, *spaces)
+        forward, adjoint = (
+            partial(_called, one, pair.comm) for one in (pair.parts.forward, pair.parts.adjoint)
+        )
+        tested = tested_pair(forward, adjoint, *spaces)
         try:
             report = check_dot_exact(tested, backend)
         except UndecidableError:
             report = check_adjoint(tested, backend)
             evidence = "inner products of random numbers, up to rounding"
-        texts = [f"replicated over {groups_text(one, {})}" if one else "each rank's own"
-                 for one in (before, after)]  # fmt: skip
-        found.append(Trial(*texts, bool(report), -1, "" if report else report.details))
+        domain, codomain = (
+            f"replicated over {groups_text(one, {})}" if one else "each rank's own"
+            for one in (before, after)
+        )
+        said = "" if report else report.details
+        found.append(Trial(domain, codomain, bool(report), -1, said))
     if not found:
         raise Fault("the ranks' arrays have different shapes, and cannot be replicated")
     found.sort(key=lambda one: not one.passed)
@@ -78,7 +82,7 @@ def _combinations_of_groups(
             if all(len({shapes[r] for r in group}) == 1 for group in one):
                 each.append(one)
         sides.append(each)
-    return product(*sides)
+    yield from product(sides[0], sides[1])
 
 
 def _uses_all(pair: Pair) -> bool:
