@@ -62,7 +62,7 @@ def pair_of(target: str) -> Parts | None:
                 f"{target}: {what} is {form!r}, {OWN!r} or {REPLICATED!r} expected: one vector on "
                 f"each rank, or copies of one vector"
             )
-    return Parts(found.forward, *functions.values(), forms)
+    return Parts(found.forward, found.adjoint, found.domain, found.codomain, forms)
 
 
 def side_of(value: Any, what: str) -> Side:
@@ -132,9 +132,11 @@ class Pair:
         heard = self.seen[side]
 
         def listener(event: interception.Event) -> None:
-            counts = [tuple(len(o.positions) for o in each) for each in (event.given, event.made)]
-            line = line_of_program()
-            heard.append(Seen(event.name, event.ranks, event.peer, event.reduction, *counts, line))
+            sent, got = (
+                tuple(len(one.positions) for one in each) for each in (event.given, event.made)
+            )
+            about = event.name, event.ranks, event.peer, event.reduction
+            heard.append(Seen(*about, sent, got, line_of_program()))
 
         if listen:
             with interception.listened(listener):
