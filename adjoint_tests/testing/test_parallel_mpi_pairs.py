@@ -37,6 +37,7 @@ WORDS = {
     "Messages": ("adjoint() is 2 times the transpose of forward()",),
     "Columns": ("from y[0, 0] of rank 1 to x[0, 3] of rank 0, adjoint() has 0",),
     "Neighbours": ("messages 0 to 1, 1 to 0 (pairs.py:", "from y[0] of rank 1 to x[0] of rank 0"),
+    "Turned": ("adjoint() is -1 times the conjugate transpose of forward()", "0-1j"),
     "Large": ("the adjoint is a sum-reduce to rank 0", "none ran", "y1["),
 }
 
@@ -70,6 +71,44 @@ def test_the_report_says_between_which_spaces(monkeypatch: pytest.MonkeyPatch) -
     data = found.as_dict()
     assert data["passed"] and data["trials"][0]["codomain"] == first.codomain
     assert data["forward"][0]["text"] == "all-reduce over ranks 0, 1"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("np.abs(x)", "forward() is not linear"),
+        ("x[:2].copy()", "forward() returns shape (2,); an array of shape (3,) expected"),
+        ("x / 0", "forward() returns numbers that are not finite"),
+        ("1j * x", "forward() returns complex128; float64 expected"),
+        ("None", "forward() returns None; an array of shape (3,) expected"),
+    ],
+)
+def test_functions_that_are_no_linear_maps_are_faults(
+    tmp_path: Path, body: str, words: str
+) -> None:
+    file = tmp_path / "function.py"
+    file.write_text(
+        f"import numpy as np\ndef forward(x, comm): return {body}\nadjoint = forward\n"
+        "def domain(rank, world): return 3\ncodomain = domain\n"
+    )
+    found = check_mpi(file, 2, seconds=60)
+    assert isinstance(found, PairReport)
+    assert not found and words in found.faults[0]
+
+
+@pytest.mark.parametrize(("parts", "fault"), [("real", ""), ("real + y.imag", "imaginary")])
+def test_real_and_complex_sides(tmp_path: Path, parts: str, fault: str) -> None:
+    file = tmp_path / "mixed.py"
+    file.write_text(
+        "import numpy as np\ndef forward(x, comm): return x + 0j\n"
+        f"def adjoint(y, comm): return y.{parts}\n"
+        "def domain(rank, world): return 3\n"
+        "def codomain(rank, world): return 3, 'complex128'\n"
+    )
+    found = check_mpi(file, 2, seconds=60)
+    assert isinstance(found, PairReport)
+    assert bool(found) is not bool(fault)
+    assert fault in str(found.faults)
 
 
 def test_a_job_that_is_running_is_checked() -> None:

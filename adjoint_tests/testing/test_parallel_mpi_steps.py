@@ -88,4 +88,4 @@ def test_a_step_that_waits_ends_with_all_stacks(tmp_path: Path) -> None:
         "        return super().step(net, mine)\n"
     )
     with pytest.raises(BackendError, match=r"(?s)rank 0:.*rank 1:.*waits.py.* in step"):
-        check_mpi(f"{file}:Waits", 2, seconds=40)
+        check_mpi(f"{file}:Waits", 2, seconds=25)

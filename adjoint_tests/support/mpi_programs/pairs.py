@@ -294,6 +294,23 @@ class Neighbours:
         return x
 
 
+class Turned:
+    """A sum of complex numbers, turned by 1j; the adjoint does not turn them back."""
+
+    def domain(self, rank: int, world: int) -> Any:
+        return (3,), np.complex128
+
+    codomain = domain
+
+    def forward(self, x: Any, comm: Any) -> Any:
+        y = np.empty_like(x)
+        comm.Allreduce(1j * x, y, op=SUM)
+        return y
+
+    def adjoint(self, y: Any, comm: Any) -> Any:
+        return self.forward(y, comm) * (1 if WRONG else -1)
+
+
 class Large(Broadcast):
     """A broadcast of more numbers than a matrix is made of."""
 

@@ -117,6 +117,15 @@ class Pair:
     def sizes(self, side: int) -> list[int]:
         return [0 if shape is None else int(np.prod(shape)) for shape, _ in self.sides[side]]
 
+    def is_complex(self, side: int) -> bool:
+        return any(kind.kind == "c" for _, kind in self.sides[side])
+
+    @property
+    def mixed(self) -> bool:
+        """True if one side is complex and the other real: the maps are linear over the real numbers
+        alone, and inner products are compared in their real parts."""
+        return self.is_complex(0) != self.is_complex(1)
+
     def apply(self, side: int, vector: np.ndarray, listen: bool = False) -> np.ndarray:
         """A function of a vector of all ranks, as one of all ranks; side 0 is the forward.
 
@@ -182,7 +191,10 @@ class Pair:
         columns = [self.apply(side, one) for one in np.eye(count)]
         height = sum(self.sizes(1 - side))
         found = np.array(columns).T if columns else np.zeros((height, 0))
-        numbers = np.random.default_rng(0).integers(-9, 10, count).astype(float)
+        random = np.random.default_rng(0)
+        numbers = random.integers(-9, 10, count).astype(float)
+        if self.is_complex(side) and not self.mixed:
+            numbers = numbers + 1j * random.integers(-9, 10, count)
         gap = np.abs(self.apply(side, numbers) - found @ numbers)
         if (gap > 1e-9 * (1 + np.abs(found) @ np.abs(numbers))).any():
             name = ("forward", "adjoint")[side]

@@ -21,6 +21,7 @@ from linop.testing.parallel.pair_products import by_products
 from linop.testing.parallel.pair_report import PairReport, Trial
 from linop.testing.parallel.pair_words import Seen, movements, operators
 from linop.testing.parallel.relations import Groups
+from linop.testing.report import shown
 
 LARGEST = 600
 """Elements of domain and codomain together of a pair whose matrices are made."""
@@ -150,6 +151,9 @@ def _combinations(pair: Pair, groups: Sequence[Groups]) -> Iterator[tuple[Form, 
 
 def _by_matrices(pair: Pair, groups: Sequence[Groups]) -> tuple[list[Trial], str, str]:
     F, A = pair.matrix(0), pair.matrix(1)
+    if pair.mixed:
+        _check_imaginary(pair, F, A)
+        F, A = F.real, A.real
     whole = all(np.array_equal(M, np.rint(M)) for M in (F, A))
     allowed = 0.0 if whole else 64 * np.finfo(float).eps * max(np.abs(F).max(initial=0.0), 1.0)
     tried = []
@@ -167,6 +171,24 @@ def _by_matrices(pair: Pair, groups: Sequence[Groups]) -> tuple[list[Trial], str
         f"{'exactly' if whole else f'up to rounding ({allowed:.1e})'}"
     )
     return [one[3] for one in tried], evidence, tried[0][4]
+
+
+def _check_imaginary(pair: Pair, F: np.ndarray, A: np.ndarray) -> None:
+    """Check what the function of the complex side makes of imaginary numbers, of which the other
+    one's matrix tells; on arrays of each rank's own. Collective.
+
+    Raises:
+        Fault: it is something else, and right for real numbers.
+    """
+    side = 0 if pair.is_complex(0) else 1
+    ours, theirs = (F, A) if side == 0 else (A, F)
+    if not np.array_equal(ours.real, theirs.real.T):
+        return  # which the matrices show
+    numbers = 1j * np.random.default_rng(0).integers(-9, 10, ours.shape[1])
+    wanted = (theirs.conj().T @ numbers).real
+    if np.abs(pair.apply(side, numbers) - wanted).max(initial=0.0) > 1e-9 * np.abs(wanted).sum():
+        name = ("forward", "adjoint")[side]
+        raise Fault(f"{name}() is adjoint for real numbers, and not for imaginary ones")
 
 
 def _trial(
@@ -195,11 +217,21 @@ def _trial(
     source = pair.element(1, int(after.picking[j]))
     target = pair.element(0, int(before.picking[i]))
     text = (
-        f"from {source} to {target}, adjoint() has {found[i, j]:g} and the transpose of forward() "
-        f"{wanted[i, j]:g}; {len(wrong)} of {found.size} entries are wrong"
+        f"from {source} to {target}, adjoint() has {_text(found[i, j])} and the {_transpose(F)} of "
+        f"forward() {_text(wanted[i, j])}; {len(wrong)} of {found.size} entries are wrong"
     )
     why = _reason(pair, found, wanted, wrong, ends)
     return Trial(*about, False, len(wrong), text), why
+
+
+def _text(value: Any) -> str:
+    """A number; a complex one without its imaginary part if that is zero."""
+    number = complex(value)
+    return shown(number if number.imag else number.real)
+
+
+def _transpose(matrix: np.ndarray) -> str:
+    return "conjugate transpose" if matrix.dtype.kind == "c" else "transpose"
 
 
 def _unused(pair: Pair, F: np.ndarray) -> str:
@@ -222,9 +254,8 @@ def _reason(
         return "adjoint() is zero"
     at = np.abs(wanted) > 0
     if (found[~at] == 0).all() and at.any() and len({*np.round(found[at] / wanted[at], 9)}) == 1:
-        factor = complex(found[at][0] / wanted[at][0])
-        text = f"{factor.real:g}" if not factor.imag else f"{factor:g}"
-        return f"adjoint() is {text} times the transpose of forward()"
+        factor = _text(found[at][0] / wanted[at][0])
+        return f"adjoint() is {factor} times the {_transpose(wanted)} of forward()"
     i, j = wrong.T
     owner = [
         np.searchsorted(np.cumsum(pair.sizes(side)), form.picking, side="right")
