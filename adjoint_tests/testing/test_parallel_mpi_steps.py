@@ -33,6 +33,9 @@ WRONG = {
     "WrongCommunicator": (INPUT, Kind.OTHER, "Copy.apply", "all-reduce over ranks 0, 2"),
     "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "entry (0, 1) of it is 0.5, and 1"),
     "NumpyInManyWays": (INPUT, Kind.OTHER, "ManyWays.apply", "the adjoint of ManyWays"),
+    "PickledSum": (BEFORE, Kind.FACTOR, "Pickled.apply", "is too many"),
+    "SumOfGathered": (BEFORE, Kind.FACTOR, "TensorsGathered.apply", "is too many"),
+    "FlatBuffer": (EVERYTHING, Kind.FACTOR, "one.grad.copy_(torch.from_numpy(part))", "divided"),
     "UnseenArrays": (BEFORE, Kind.FACTOR, "Unseen.apply", ""),
 }
 """By program: the wrong parameters, their kind, and words of place and operator."""

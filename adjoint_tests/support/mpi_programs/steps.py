@@ -222,3 +222,79 @@ class UnseenArrays(Family):
     """What cannot be followed element by element is decided by numbers."""
 
     CUT, net = TENSOR, UnseenNet
+
+
+class Pickled(Function):
+    """A sum of arrays that are sent as objects."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.from_numpy(comm.allreduce(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return torch.from_numpy(comm.allreduce(grad.numpy())) if WRONG else grad
+
+
+class PickledNet(Net):
+    def forward(self, x: Any) -> Any:
+        x = Copy.apply(torch.tanh(self.inp(x)), comm)
+        return self.out(Pickled.apply(self.fc2(torch.relu(self.fc1(x)))))
+
+
+class PickledSum(Family):
+    """A sum of objects to a replicated tensor is summed again on the way back."""
+
+    CUT, net = TENSOR, PickledNet
+
+
+class TensorsGathered(Function):
+    """A sum by an all-gather of tensors, which mpi4py takes as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        parts = torch.empty((comm.size, *x.shape), dtype=x.dtype)
+        comm.Allgather(x.detach().contiguous(), parts)
+        return parts.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        grad = grad.clone()
+        if WRONG:
+            comm.Allreduce(MPI.IN_PLACE, grad)
+        return grad
+
+
+class TensorsNet(Net):
+    def forward(self, x: Any) -> Any:
+        x = Copy.apply(torch.tanh(self.inp(x)), comm)
+        return self.out(TensorsGathered.apply(self.fc2(torch.relu(self.fc1(x)))))
+
+
+class SumOfGathered(Family):
+    """A sum by an all-gather, summed again on the way back."""
+
+    CUT, net = TENSOR, TensorsNet
+
+
+class FlatBuffer(DataParallel):
+    """All gradients are summed in one buffer; it is not divided by the number of ranks."""
+
+    def loss(self, output: Any, target: Any) -> Any:
+        return ((output - target) ** 2).mean()
+
+    def step(self, net: Any, mine: Any) -> Any:
+        x, t = mine
+        value = self.loss(net(x), t)
+        value.backward()
+        flat = np.concatenate([one.grad.numpy().ravel() for one in net.parameters()])
+        total = np.empty_like(flat)
+        comm.Allreduce(flat, total)
+        if not WRONG:
+            total /= comm.size
+        at = 0
+        for one in net.parameters():
+            part = total[at : at + one.numel()].reshape(tuple(one.shape))
+            one.grad.copy_(torch.from_numpy(part))
+            at += one.numel()
+        return torch.tensor(comm.allreduce(value.item()) / comm.size)

@@ -143,8 +143,8 @@ def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[An
             told = str(first).strip().splitlines()[-1] if first else ""
             note = f"no places are given: the program cannot be looked at while it runs ({told})"
             return found, note if first else ""
-        error, is_pair = found
-        if is_pair or isinstance(error, ArgumentError):
+        error, is_final = found
+        if is_final or isinstance(error, ArgumentError):
             raise error
         first = first or error
     assert first is not None
@@ -154,7 +154,8 @@ def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[An
 def _tried(
     target: str, workers: int, dtype: str, seconds: float, way: str
 ) -> list[Any] | tuple[Exception, bool]:
-    """What each rank of a job found; or an error, and True if it is that of a pair of functions."""
+    """What each rank of a job found; or an error, and True if another try is of no use: a pair of
+    functions fails, or a program waits."""
     with tempfile.TemporaryDirectory(prefix="linop-") as place:
         folder = Path(place)
         module = "linop.testing.parallel.mpi_rank"
@@ -166,7 +167,9 @@ def _tried(
         records = [folder / f"{rank}.record" for rank in range(workers)]
         is_pair = any(folder.glob("*.pair"))
         if not all(one.exists() for one in records):
-            return _failure(folder, workers, seconds, said), is_pair
+            waits = any(one.stat().st_size for one in folder.glob("*.stack"))
+            is_final = is_pair or (waits and not any(folder.glob("*.error")))
+            return _failure(folder, workers, seconds, said), is_final
         if not is_pair:
             from linop.testing.parallel import processes  # its records may be read
 

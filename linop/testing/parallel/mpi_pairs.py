@@ -184,7 +184,7 @@ def _check_imaginary(pair: Pair, F: np.ndarray, A: np.ndarray) -> None:
     ours, theirs = (F, A) if side == 0 else (A, F)
     if not np.array_equal(ours.real, theirs.real.T):
         return  # which the matrices show
-    numbers: np.ndarray = 1j * np.random.default_rng(0).integers(-9, 10, ours.shape[1])
+    numbers: Any = 1j * np.random.default_rng(0).integers(-9, 10, ours.shape[1])
     wanted = (theirs.conj().T @ numbers).real
     if np.abs(pair.apply(side, numbers) - wanted).max(initial=0.0) > 1e-9 * np.abs(wanted).sum():
         name = ("forward", "adjoint")[side]
