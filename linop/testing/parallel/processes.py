@@ -139,12 +139,12 @@ def _read(folder: Path, workers: int, seconds: float) -> Records:
     """
     paths = [folder / f"{rank}.record" for rank in range(workers)]
     if not all(path.exists() for path in paths):
-        raise _error(folder, workers, seconds)
+        raise failure(folder, workers, seconds)
     found = [decoded(path.read_bytes()) for path in paths]
     return [one for one, _ in found], found[0][1]
 
 
-def _error(folder: Path, workers: int, seconds: float) -> Exception:
+def failure(folder: Path, workers: int, seconds: float) -> Exception:
     """The reason why a process has written no record."""
     errors = {r: folder / f"{r}.error" for r in range(workers)}
     texts = {r: path.read_text() for r, path in errors.items() if path.exists()}

@@ -79,7 +79,7 @@ def of_file(target: str) -> Program:
         ArgumentError: there is no such file or name, or a part is missing. Exceptions of the file.
     """
     path, name = parsed(target)
-    module = _imported(path)
+    module = imported(path)
     if not name:
         return of_module(module, str(path))
     found = getattr(module, name, None)
@@ -103,7 +103,8 @@ def parsed(target: str) -> tuple[Path, str]:
     return path, name
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
+    """The module of a file. Exceptions of the file."""
     name = f"linop_checks_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

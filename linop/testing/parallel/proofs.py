@@ -10,7 +10,7 @@ the backward is right if G turns the gradient of the result into that of the arg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,17 @@ import numpy as np
 import scipy.sparse as sp
 
 from linop.testing.parallel.findings import ranks_text
-from linop.testing.parallel.locations import TERMS, Location, Locations
-from linop.testing.parallel.records import Call, Collective, Record
+from linop.testing.parallel.locations import BLOCKS, TERMS, Location, Locations
+from linop.testing.parallel.matrices import (
+    Matrix,
+    UndecidedError,
+    check_values,
+    joined_by_messages,
+    matrix,
+)
+from linop.testing.parallel.records import Call, Record
 from linop.testing.parallel.relations import Kind
-from linop.testing.parallel.shadows import Lifted, Moved
-
-Matrix = Any
-"""A sparse matrix of SciPy's."""
-LARGEST = 2**18
-"""Elements of the largest argument or result whose matrix is made."""
+from linop.testing.parallel.shadows import Lifted
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def pairs(locations: Locations) -> tuple[list[Pair], dict[tuple[int, int], str]]
     return found, broken
 
 
-def aligned(ranks: Any) -> Iterator[dict[int, Call]]:
+def aligned(ranks: Iterable[Record]) -> Iterator[dict[int, Call]]:
     """Calls of `autograd.Function`s with collectives, by rank: those of one line of the program
     that are its k-th."""
     keyed: dict[tuple[Any, ...], dict[int, Call]] = {}
@@ -98,7 +100,7 @@ def aligned(ranks: Any) -> Iterator[dict[int, Call]]:
             key = call.name, call.module, call.line
             seen[key] += 1
             keyed.setdefault((*key, seen[key]), {})[record.rank] = call
-    yield from keyed.values()
+    yield from joined_by_messages(ranks, keyed.values())
 
 
 def _pair(locations: Locations, calls: dict[int, Call]) -> Pair | None:
@@ -118,12 +120,8 @@ def _pair(locations: Locations, calls: dict[int, Call]) -> Pair | None:
                     "a gradient came back on some ranks only")  # fmt: skip
     try:
         return _decided(locations, calls, there, back, about)
-    except _UndecidedError as error:
+    except UndecidedError as error:
         return Pair(*about, "", None, str(error))
-
-
-class _UndecidedError(Exception):
-    """A pair cannot be proven or disproven."""
 
 
 def _said(ranks: dict[int, Record], lifted: dict[int, Lifted]) -> str:
@@ -132,8 +130,12 @@ def _said(ranks: dict[int, Record], lifted: dict[int, Lifted]) -> str:
     for rank, one in lifted.items():
         for moved in one.moved:
             about = ranks[rank].collectives[moved.number]
-            over = ranks_text(about.ranks)
-            found.setdefault(f"{about.name.replace('_', '-')} over {over}")
+            over = f"over {ranks_text(about.ranks)}"
+            if about.name in ("send", "receive"):
+                ends = (rank, about.peer) if about.name == "send" else (about.peer, rank)
+                over = f"from rank {ends[0]} to rank {ends[1]}"
+            name = "message" if over.startswith("from") else about.name.replace("_", "-")
+            found.setdefault(f"{name} {over}")
     return ", ".join(found) or "identity"
 
 
@@ -144,15 +146,17 @@ def _decided(
     back: dict[int, Lifted],
     about: tuple[str, str, str, str],
 ) -> Pair:
-    inputs = _positions(calls, there, back)
+    inputs = _positions(locations.ranks, calls, there, back)
     F = matrix(locations.ranks, there, inputs[0], [range(len(o.made)) for o in there.values()])
     G = matrix(locations.ranks, back, [range(len(o.given)) for o in back.values()], inputs[1])
     before = Ends(locations, calls, "inputs", inputs[0], [one.given for one in there.values()])
     after = Ends(locations, calls, "outputs", [range(len(o.made)) for o in there.values()],
                  [one.made for one in there.values()])  # fmt: skip
+    check_values(F, there, inputs[0], None)
+    check_values(G, back, None, inputs[1])
     E, R, D = before.embedding, after.embedding, after.picking
     if G.shape != F.shape[::-1]:
-        raise _UndecidedError("gradients of some arguments only came back")
+        raise UndecidedError("gradients of some arguments only came back")
     # The space of the argument: replicated where the ranks hold copies, else of each rank's own.
     pulled = E.T @ F.T @ D.T
     ways = []
@@ -166,7 +170,7 @@ def _decided(
             spaces = f"{before.text} to {after.text}; gradients {out_form} to {in_form}"
             return Pair(*about, spaces, True)
     if not before.told or not after.told:
-        raise _UndecidedError("the spaces of its argument or result are not known")
+        raise UndecidedError("the spaces of its argument or result are not known")
     # The nearest way has the fewest wrong entries.
     out_form, in_form, given, wanted = min(ways, key=lambda way: _gap(way[2], way[3]).nnz)
     spaces = f"{before.text} to {after.text}; gradients {out_form} to {in_form}"
@@ -190,194 +194,46 @@ def _gap(a: Matrix, b: Matrix) -> Matrix:
 
 
 def _positions(
-    calls: dict[int, Call], there: dict[int, Lifted], back: dict[int, Lifted]
+    ranks: dict[int, Record],
+    calls: dict[int, Call],
+    there: dict[int, Lifted],
+    back: dict[int, Lifted],
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The arguments that have gradients: their positions among the arguments of the forward, and
-    among the results of the backward, by rank."""
-    del calls
+    among the results of the backward, by rank. Those whose gradient goes nowhere, since no
+    parameter is behind them, do not count, such as the tensor that a stage of a pipeline begins
+    with."""
     arguments, results = [], []
     for rank, one in there.items():
         floats = [k for k, numbers in enumerate(one.given) if numbers.size]
         made = back[rank].made
         if len(made) == len(one.given):
             taken = [k for k in floats if made[k].size == one.given[k].size]
+            inputs, behind = calls[rank].inputs, _trained(ranks[rank])
+            wanted = [k for k in taken if k >= len(inputs) or inputs[k] in behind]
+            taken = wanted if len(calls) > 1 and not _all_idle(ranks, calls) else taken
             arguments.append(taken)
             results.append(taken)
         else:
-            raise _UndecidedError("its arguments are not plain tensors")
+            raise UndecidedError("its arguments are not plain tensors")
     return arguments, results
 
 
-# The matrix of one side
+def _all_idle(ranks: dict[int, Record], calls: dict[int, Call]) -> bool:
+    """True if no argument of the calls has a parameter behind it."""
+    return not any(_trained(ranks[r]).intersection(call.inputs) for r, call in calls.items())
 
 
-def matrix(
-    ranks: dict[int, Record],
-    lifted: dict[int, Lifted],
-    given: Sequence[Sequence[int]],
-    made: Sequence[Sequence[int]],
-) -> Matrix:
-    """The matrix from the arguments of all ranks to the results of all ranks.
-
-    Args:
-        given, made: by rank, positions of the arguments and results that count.
-
-    Raises:
-        _UndecidedError: it is no linear map, or too large.
-    """
-    first, sizes = {}, 0
-    for rank, one in lifted.items():
-        if one.unknown and any((numbers == -1).any() for numbers in one.made):
-            raise _UndecidedError(f"{one.unknown} in it is no movement of data")
-        top = max([0, *(int(n.max()) for n in _numbers(one) if n.size)])
-        first[rank] = sizes
-        sizes += top + 1
-    if sizes > LARGEST:
-        raise _UndecidedError("its tensors are too large for a matrix")
-    rows, columns, values = _equations(ranks, lifted, first)
-    M = sp.csr_matrix((values, (rows, columns)), shape=(sizes, sizes))
-    into = [
-        np.concatenate([first[rank] + one.made[k].ravel() for k in chosen] or [np.zeros(0, int)])
-        for (rank, one), chosen in zip(lifted.items(), made, strict=True)
-    ]
-    outof = [
-        np.concatenate([first[rank] + one.given[k].ravel() for k in chosen] or [np.zeros(0, int)])
-        for (rank, one), chosen in zip(lifted.items(), given, strict=True)
-    ]
-    targets, sources = np.concatenate(into), np.concatenate(outof)
-    count = len(targets)
-    zero = np.isin(targets, list(first.values()))  # the numbers of elements that are zero
-    kept = np.flatnonzero(~zero)
-    shape = (count, sizes)
-    V = sp.csr_matrix((np.ones(len(kept)), (kept, targets[kept])), shape=shape)
-    pick = sp.csr_matrix(
-        (np.ones(len(sources)), (sources, np.arange(len(sources)))), shape=(sizes, len(sources))
-    )
-    total = V @ pick
-    for _ in range(10_000):
-        V = V @ M
-        if not V.nnz:
-            return total
-        total = total + V @ pick
-    raise _UndecidedError("it does not end")
-
-
-def _numbers(one: Lifted) -> Iterator[np.ndarray]:
-    yield from one.given
-    yield from one.made
-    for moved in one.moved:
-        yield from (*moved.given, *moved.made)
-    for made, given, _ in one.sums:
-        yield from (made, given)
-
-
-def _equations(
-    ranks: dict[int, Record], lifted: dict[int, Lifted], first: dict[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, columns and coefficients: each element that was made, of others."""
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for rank, one in lifted.items():
-        parts += [(made + first[rank], given + first[rank], k) for made, given, k in one.sums]
-    for group in _together(ranks, lifted):
-        parts += [
-            (made + first[r], given + first[s], np.full(len(made), k))
-            for r, made, s, given, k in _moved(group)
-        ]
-    if not parts:
-        empty = np.zeros(0, np.int64)
-        return empty, empty, np.zeros(0)
-    rows, columns, values = (np.concatenate([np.asarray(p[k]) for p in parts]) for k in range(3))
-    kept = (columns >= 0) & ~np.isin(columns, list(first.values()))
-    return rows[kept], columns[kept], values[kept]
-
-
-Part = tuple[Collective, Moved]
-
-
-def _together(ranks: dict[int, Record], lifted: dict[int, Lifted]) -> Iterator[dict[int, Part]]:
-    """The parts of each collective by rank: the k-th of its name and group."""
-    keyed: dict[tuple[Any, ...], dict[int, Part]] = {}
-    for rank, one in lifted.items():
-        seen: Counter[tuple[Any, ...]] = Counter()
-        for moved in one.moved:
-            about = ranks[rank].collectives[moved.number]
-            key: tuple[Any, ...] = (about.name, about.ranks)
-            if about.name == "send":
-                key = ("message", rank, about.peer)
-            elif about.name == "receive":
-                key = ("message", about.peer, rank)
-            seen[key] += 1
-            keyed.setdefault((*key, seen[key]), {})[rank] = about, moved
-    yield from keyed.values()
-
-
-Piece = tuple[int, np.ndarray, int, np.ndarray, float]
-"""A rank, numbers of its elements, the rank they are from, numbers there, and a coefficient."""
-
-
-def _moved(group: dict[int, Part]) -> Iterator[Piece]:
-    about = next(iter(group.values()))[0]
-    members = about.ranks
-    name = about.name
-    given = {r: _joined(moved.given) for r, (_, moved) in group.items()}
-    made = {r: _joined(moved.made) for r, (_, moved) in group.items()}
-    if name in ("send", "receive"):
-        for r, (one, _) in group.items():
-            if one.name == "receive":
-                yield r, made[r], one.peer, _given(given, one.peer), 1.0
-        return
-    if set(group) != set(members):
-        raise _UndecidedError(f"some ranks take no part in the {name.replace('_', '-')}")
-    if about.reduction not in ("", "sum", "average"):
-        raise _UndecidedError(f"its {name.replace('_', '-')} is of {about.reduction}")
-    k = 1 / len(members) if about.reduction == "average" else 1.0
-    n = len(members)
-    for at, r in enumerate(members):
-        if name == "all_reduce":
-            for s in members:
-                yield r, made[r], s, given[s], k
-        elif name == "reduce_scatter":
-            for s in members:
-                yield r, made[r], s, np.split(given[s], n)[at], k
-        elif name == "broadcast":
-            yield r, made[r], about.peer, given[about.peer], 1.0
-        elif name == "all_gather" or (name == "gather" and r == about.peer):
-            for s, piece in zip(members, np.split(made[r], n), strict=True):
-                yield r, piece, s, given[s], 1.0
-        elif name == "scatter":
-            yield r, made[r], about.peer, np.split(given[about.peer], n)[at], 1.0
-        elif name == "reduce":
-            if r == about.peer:
-                for s in members:
-                    yield r, made[r], s, given[s], k
-        elif name == "all_to_all":
-            for other, s in enumerate(members):
-                theirs = _chunks(group[s], given[s], 0, n)[at]
-                yield r, _chunks(group[r], made[r], 1, n)[other], s, theirs, 1.0
-
-
-def _given(given: dict[int, np.ndarray], rank: int) -> np.ndarray:
-    if rank not in given:
-        raise _UndecidedError(f"rank {rank}, which sends, does not call it")
-    return given[rank]
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([one.ravel() for one in arrays]) if arrays else np.zeros(0, np.int64)
-
-
-def _chunks(part: Part, numbers: np.ndarray, side: int, n: int) -> list[np.ndarray]:
-    """An argument (side 0) or result (side 1) of an all-to-all, by rank."""
-    about, moved = part
-    tensors = moved.given if side == 0 else moved.made
-    if len(tensors) == n and n > 1:
-        return [one.ravel() for one in tensors]
-    splits = (about.splits or ([], []))[side]
-    if not splits:
-        return np.split(numbers, n)
-    rows = sum(splits)
-    each = len(numbers) // rows if rows else 0
-    return np.split(numbers, np.cumsum(splits)[:-1] * each)
+def _trained(record: Record) -> set[int]:
+    """Tensors that depend on parameters, on this or other ranks."""
+    found = {one.number for one in record.tensors if one.parameter}
+    for call in record.calls:
+        if call.custom or found.intersection(call.inputs):
+            found.update(call.outputs)
+    for one in record.tensors:
+        if found.intersection(one.sources):
+            found.add(one.number)
+    return found
 
 
 # Spaces
@@ -435,6 +291,7 @@ class Ends:
         firsts = np.unique(index, return_index=True)[1]
         self.picking = sp.csr_matrix((np.ones(count), (np.arange(count), firsts)),
                                      shape=(count, len(index)))  # fmt: skip
+        self._summed = summed
         if summed:
             self._of_terms(locations)
         self.text = ", ".join(forms) or "nothing"
@@ -446,7 +303,7 @@ class Ends:
         rows = []
         for at in self.found:
             if at is None or at.form != TERMS:
-                raise _UndecidedError("some of its results are terms of a sum, and others are not")
+                raise UndecidedError("some of its results are terms of a sum, and others are not")
         seen: Counter[int] = Counter()
         ordered = list(locations.ranks)
         position = 0
@@ -476,11 +333,33 @@ class Ends:
                 for at in self._locations.known_after(rank, number)
             ]
         kinds = {at.gradient.kind for at in known if at.gradient is not None}
+        if not self._summed and self._overlapping():
+            return [False]
         if kinds and kinds <= {Kind.EQUAL, Kind.FACTOR}:
             return [True]
         if kinds == {Kind.UNSUMMED}:
             return [False]
         return [True, False]
+
+    def _overlapping(self) -> bool:
+        """True if these are blocks that share elements, and the ranks' gradients of a shared one
+        are terms of the twin's."""
+        for at in {id(one): one for one in self.found if one is not None}.values():
+            if not at.matched or at.form != BLOCKS:
+                continue
+            theirs = self._locations.twin.tensors[at.twin].gradient
+            mine = {r: t.gradient for r, t in self._locations.tensors(at).items()}
+            if theirs is None or any(one is None for one in mine.values()):
+                continue
+            total, count = np.zeros(theirs.size, theirs.dtype), np.zeros(theirs.size, int)
+            for rank, one in mine.items():
+                assert one is not None
+                np.add.at(total, at.selections[rank].ravel(), one.ravel())
+                np.add.at(count, at.selections[rank].ravel(), 1)
+            near = self._locations.gradients.near
+            if (count > 1).any() and near(total[count > 0], theirs.ravel()[count > 0]):
+                return True
+        return False
 
 
 def _first_copy(locations: Locations, at: Location | None, rank: int) -> tuple[int, bool]:

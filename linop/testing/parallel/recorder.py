@@ -42,6 +42,9 @@ class Recorder:
         notes: sentences about what was changed.
     """
 
+    shadows: type[Shadows] = Shadows
+    """The class that reads `autograd.Function`s element by element."""
+
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.calls: list[Call] = []
@@ -164,7 +167,7 @@ class Recorder:
         call.custom = True
         self._functions.append(call.number)
         with self.aside():
-            self._shadows.append(Shadows(call.number, False, given))
+            self._shadows.append(self.shadows(call.number, False, given))
 
         def finish(result: Any) -> Any:
             found = list(tensors_in(result))
@@ -190,7 +193,7 @@ class Recorder:
 
         def begin(gradients: Any) -> None:
             with self.aside():
-                self._shadows.append(Shadows(call, True, gradients))
+                self._shadows.append(self.shadows(call, True, gradients))
 
         def end(inputs: Any, outputs: Any) -> None:
             del outputs

@@ -87,6 +87,7 @@ class Collective:
         parameter: the name of the parameter whose gradient is reduced in place; else empty.
         dtype: torch's name of its dtype.
         group: the axis of the mesh that its group is; empty if it is none.
+        tag: of a message.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Collective:
     parameter: str
     dtype: str
     group: str
+    tag: int = 0
 
 
 @dataclass

@@ -53,6 +53,9 @@ class Lifted:
             floating-point tensors have empty arrays.
         sums: triples of result, argument and coefficient, as three arrays.
         unknown: the name of an operation that is not linear; empty if there is none.
+        values, results: the numbers of arguments and results, if operations may have been missed:
+            the matrix must make the one of the other. Else empty.
+        overwritten: positions of arguments that the function has changed, unknown to torch.
     """
 
     call: int
@@ -62,6 +65,9 @@ class Lifted:
     moved: list[Moved] = field(default_factory=list)
     sums: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
     unknown: str = ""
+    values: list[np.ndarray] = field(default_factory=list)
+    results: list[np.ndarray] = field(default_factory=list)
+    overwritten: list[int] = field(default_factory=list)
 
 
 class Shadows:

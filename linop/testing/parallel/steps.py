@@ -21,15 +21,21 @@ _WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
 def recorded(
-    program: Program, dtype: torch.dtype, trace: bool = True
+    program: Program,
+    dtype: torch.dtype,
+    trace: bool = True,
+    place: tuple[int, int] | None = None,
+    make: Callable[[], Recorder] = Recorder,
 ) -> tuple[Record, Record | None]:
     """One step of the parallel model on this rank and, on rank 0, of the twin.
 
     Args:
         dtype: of the numbers, torch's default while models are built.
         trace: False to record results alone.
+        place: rank and number of ranks; None for those of `torch.distributed`.
+        make: returns a recorder.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = place or (dist.get_rank(), dist.get_world_size())
     with _numbers_of(dtype):
         twin, again = (_converted(_built("twin", program.twin), dtype) for _ in range(2))
         _check_alike(twin, again)
@@ -39,7 +45,7 @@ def recorded(
         mine = batch if program.mine is None else program.mine(batch, rank, world)
         known = {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}
         known |= {name for name, _ in twin.named_modules()}
-        way = trace, program.optimizer, known
+        way = trace, program.optimizer, known, make
         record = _step(net, _own_step(program), mine, rank, *way)
         reference = _step(again, _twins_step(program), batch, rank, *way)
         for name, one in record.parameters.items():
@@ -137,8 +143,9 @@ def _step(
     trace: bool,
     optimizer: Callable[[Any], Any] | None,
     known: set[str],
+    make_recorder: Callable[[], Recorder],
 ) -> Record:
-    recorder = Recorder()
+    recorder = make_recorder()
     plain_name = plain_names(net, known)
     named = {plain_name(name): one for name, one in net.named_parameters(remove_duplicate=False)}
     buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}

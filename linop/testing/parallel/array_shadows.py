@@ -1,0 +1,224 @@
+"""Shadows of NumPy's arrays beside those of torch's tensors, by the addresses of their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from linop.testing.parallel.buffers import Area, address_of
+from linop.testing.parallel.shadows import UNKNOWN, ZERO, Moved, Shadows
+
+_ADDED = {"add": 1.0, "subtract": -1.0}
+_KEPT = {"positive", "conjugate"}
+
+PLAIN_NUMPY = torch.Tensor.numpy
+
+Terms = list[tuple[np.ndarray, Any]]
+"""Numbers of elements, broadcast, with their factors; the sum of all is what is made."""
+
+
+class ArrayShadows(Shadows):
+    """Shadows of tensors and of NumPy's arrays."""
+
+    def __init__(self, call: int, backward: bool, given: Sequence[torch.Tensor | None]) -> None:
+        self._ends: dict[int, tuple[int, int]] = {}
+        """By the first address of a piece of memory: the address behind it, and the size of its
+        elements."""
+        super().__init__(call, backward, given)
+        self.lifted.values = [_values(one) for one in given]
+        self._given = [(one, None if one is None else one._version) for one in given]
+
+    def finish(self, made: Sequence[torch.Tensor | None]) -> Any:
+        lifted = super().finish(made)
+        for k, ((one, version), before) in enumerate(zip(self._given, lifted.values, strict=True)):
+            same = one is None or one._version != version or np.array_equal(before, _values(one))
+            if not same:
+                lifted.overwritten.append(k)
+        lifted.results = [_values(one) for one in made]
+        return lifted
+
+    # Memory
+
+    def _found(self, address: int, itemsize: int) -> tuple[torch.Tensor, int] | None:
+        """The shadows of the memory that an address lies in, and the position there."""
+        for start, (end, size) in self._ends.items():
+            if start <= address < end and size == itemsize and not (address - start) % size:
+                return self._stores[start], (address - start) // size
+        return None
+
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.numel() == 0:
+            return None
+        found = self._found(tensor.data_ptr(), tensor.element_size())
+        if found is None:
+            return None
+        return torch.as_strided(found[0], tensor.shape, tensor.stride(), found[1])
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._view(tensor)
+        if known is not None:
+            return known
+        storage = tensor.untyped_storage()
+        self._begin(storage.data_ptr(), storage.nbytes(), tensor.element_size(), storage)
+        known = self._view(tensor)
+        return torch.zeros(tensor.shape, dtype=torch.int64) if known is None else known
+
+    def _begin(self, start: int, length: int, itemsize: int, owner: Any) -> None:
+        """Shadows of a piece of memory; the owner keeps it from being used again."""
+        known = torch.zeros(length // max(itemsize, 1), dtype=torch.int64)
+        for first, (end, size) in list(self._ends.items()):
+            if start <= first and end <= start + length:  # parts of it, that were known alone
+                at = (first - start) // itemsize
+                if size == itemsize:
+                    known[at : at + (end - first) // size] = self._stores[first]
+                del self._ends[first], self._stores[first]
+        self._stores[start], self._ends[start] = known, (start + length, itemsize)
+        self._kept.append(owner)
+
+    def shadow(self, array: np.ndarray) -> np.ndarray | None:
+        """The numbers of an array's elements, a view of them; None if its memory has none."""
+        if array.dtype.kind not in "fc" or not array.size:
+            return None
+        found = self._found(address_of(array), array.itemsize)
+        if found is None or any(step % array.itemsize for step in array.strides):
+            return None
+        steps = [step // array.itemsize * 8 for step in array.strides]
+        return np.ndarray(array.shape, np.int64, found[0].numpy(), found[1] * 8, steps)
+
+    def numbers(self, value: Any) -> np.ndarray | None:
+        """A copy of the numbers of an array's elements; None for what depends on no argument."""
+        if isinstance(value, torch.Tensor):
+            view = self._view(value)
+            return None if view is None else view.numpy().copy()
+        if not isinstance(value, np.ndarray):
+            return None
+        known = self.shadow(value)
+        return None if known is None or not known.any() else known.copy()
+
+    def write(self, array: np.ndarray, numbers: Any) -> None:
+        """Set the numbers of an array's elements."""
+        if array.dtype.kind not in "fc" or not array.size:
+            return
+        known = self.shadow(array)
+        if known is None:
+            owner = array
+            while isinstance(owner.base, np.ndarray):
+                owner = owner.base
+            if owner.itemsize == array.itemsize and owner.flags.forc:
+                self._begin(address_of(owner), owner.nbytes, owner.itemsize, owner)
+            known = self.shadow(array)
+        if known is not None:
+            known[...] = numbers
+
+    def combined(self, terms: Terms, shape: tuple[int, ...]) -> np.ndarray:
+        """New numbers for elements that are sums of multiples of others."""
+        count = int(np.prod(shape))
+        fresh = np.arange(self._next, self._next + count)
+        unknown = np.zeros(count, bool)
+        for numbers, factor in terms:
+            flat = np.broadcast_to(numbers, shape).ravel()
+            there = flat > 0
+            unknown |= flat == UNKNOWN
+            factors = np.broadcast_to(np.asarray(factor, float), shape).ravel()[there]
+            self.lifted.sums.append((fresh[there], flat[there], factors))
+        self._next += count
+        return np.where(unknown, UNKNOWN, fresh).reshape(shape)
+
+    # Collectives
+
+    def moved(self, number: int, given: Sequence[Area], made: Sequence[Area]) -> None:
+        """A call of mpi4py."""
+        before, after = [self._at(one).copy() for one in given], []
+        for one in made:
+            count = len(one.positions)
+            fresh = np.arange(self._next, self._next + count)
+            self._next += count
+            if self.shadow(one.memory) is None:
+                self.write(one.memory, ZERO)
+            known = self.shadow(one.memory)
+            if known is not None:
+                known[one.positions] = fresh
+            after.append(fresh)
+        self.lifted.moved.append(Moved(number, before, after))
+
+    def _at(self, one: Area) -> np.ndarray:
+        known = self.shadow(one.memory)
+        if known is None:
+            return np.full(len(one.positions), UNKNOWN)
+        found: np.ndarray = known[one.positions]
+        return found
+
+    # What NumPy does
+
+    def ufunc(self, name: str, method: str, inputs: Sequence[Any], kwargs: Any) -> Any:
+        """What a function of elements is going to make: terms of its result; UNKNOWN if that is not
+        linear; None if nothing of the arguments is in it."""
+        known = [self.numbers(one) for one in inputs]
+        if all(one is None for one in known):
+            return None
+        if method == "reduce" and name == "add" and set(kwargs) <= {"axis", "keepdims", "dtype"}:
+            return self._sum_terms(known[0], kwargs)
+        if method != "__call__" or "where" in kwargs:
+            return UNKNOWN
+        if name in _ADDED and len(inputs) == 2:
+            terms: Terms = []
+            for one, value, factor in zip(known, inputs, (1.0, _ADDED[name]), strict=True):
+                if one is not None:
+                    terms.append((one, factor))
+                elif np.any(np.asarray(value) != 0):
+                    return UNKNOWN
+            return terms
+        if name in _KEPT and (name == "positive" or inputs[0].dtype.kind == "f"):
+            return [(known[0], 1.0)]
+        if name == "negative":
+            return [(known[0], -1.0)]
+        if name == "multiply" and (known[0] is None or known[1] is None):
+            at = 0 if known[1] is None else 1
+            return _scaled(known[at], inputs[1 - at], inputs[at])
+        if name in ("divide", "true_divide") and known[1] is None:
+            return _scaled(known[0], 1.0 / np.asarray(inputs[1], float), inputs[0])
+        return UNKNOWN
+
+    def _sum_terms(self, known: Any, kwargs: Any) -> Terms:
+        axis = kwargs.get("axis", 0)
+        axes = range(known.ndim) if axis is None else np.atleast_1d(axis) % known.ndim
+        moved = np.moveaxis(known, tuple(axes), tuple(range(len(axes))))
+        rest = moved.shape[len(axes) :]
+        if kwargs.get("keepdims"):
+            rest = tuple(1 if k in axes else n for k, n in enumerate(known.shape))
+        pieces = moved.reshape(-1, *rest)
+        return [(one, 1.0) for one in pieces]
+
+    def result(self, array: Any, made: Any) -> None:
+        """What a function has made: terms, UNKNOWN or None, as of `ufunc`."""
+        if not isinstance(array, np.ndarray):
+            if made is not None and array is not None:
+                self.lifted.unknown = self.lifted.unknown or "a number made of elements"
+            return
+        if isinstance(made, list):
+            self.write(array, self.combined(made, array.shape))
+        elif made is not None:
+            self.write(array, UNKNOWN)
+        elif self.shadow(array) is not None:
+            self.write(array, UNKNOWN if np.any(array) else ZERO)
+
+
+def _scaled(known: Any, factor: Any, beside: np.ndarray) -> Any:
+    value = np.asarray(factor)
+    if value.dtype.kind not in "iufb":
+        return UNKNOWN
+    shape = np.broadcast_shapes(value.shape, beside.shape)
+    return [(np.broadcast_to(known, shape), value)]
+
+
+def _values(tensor: Any) -> np.ndarray:
+    """A copy of a tensor's numbers; empty for what is none."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.is_meta:
+        return np.zeros(0)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return np.zeros(0)
+    found: np.ndarray = PLAIN_NUMPY(tensor.detach().double().clone())
+    return found

@@ -1,0 +1,214 @@
+"""A pair of functions ``forward(x, comm)`` and ``adjoint(y, comm)`` of a file, bound to the ranks
+of an MPI job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linop.errors import ArgumentError
+from linop.testing.parallel import interception, programs
+from linop.testing.parallel.lines import line_of_program
+from linop.testing.parallel.pair_words import Seen
+
+OWN, REPLICATED = "copies", "replicated"
+Side = tuple[tuple[int, ...] | None, np.dtype[Any]]
+"""The shape of a rank's array, None if it has none, and its dtype."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions of a file; see `linop.testing.parallel.mpi.check_mpi`."""
+
+    forward: Callable[[Any, Any], Any]
+    adjoint: Callable[[Any, Any], Any]
+    domain: Callable[[int, int], Any]
+    codomain: Callable[[int, int], Any]
+    forms: tuple[str | None, str | None]
+
+
+def pair_of(target: str) -> Parts | None:
+    """The pair of functions of a file; None if it has none.
+
+    Raises:
+        ArgumentError: a function is missing, or a form is unknown. Exceptions of the file.
+    """
+    path, name = programs.parsed(target)
+    if "adjoint" not in path.read_text():
+        return None
+    found: Any = programs.imported(path)
+    if name:
+        found = getattr(found, name, None)
+        if found is None:
+            raise ArgumentError(f"{path}: no {name!r} in this file")
+        found = found() if isinstance(found, type) else found
+    if not (callable(getattr(found, "forward", None)) and hasattr(found, "adjoint")):
+        return None
+    functions: dict[str, Any] = {
+        one: getattr(found, one, None) for one in ("adjoint", "domain", "codomain")
+    }
+    if missing := [one for one, function in functions.items() if not callable(function)]:
+        raise ArgumentError(
+            f"{target}: no function {', '.join(missing)}; a pair needs forward(x, comm), "
+            f"adjoint(y, comm), domain(rank, world) and codomain(rank, world)"
+        )
+    forms = getattr(found, "DOMAIN", None), getattr(found, "CODOMAIN", None)
+    for what, form in zip(("DOMAIN", "CODOMAIN"), forms, strict=True):
+        if form not in (None, OWN, REPLICATED):
+            raise ArgumentError(
+                f"{target}: {what} is {form!r}, {OWN!r} or {REPLICATED!r} expected: one vector on "
+                f"each rank, or copies of one vector"
+            )
+    return Parts(found.forward, found.adjoint, found.domain, found.codomain, forms)
+
+
+def side_of(value: Any, what: str) -> Side:
+    """The side that a file describes by a shape, a shape and a dtype, or an array.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    kind = np.dtype(np.float64)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    if isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[1], int):
+        try:
+            value, kind = value[0], np.dtype(value[1])
+        except TypeError:
+            pass
+    if value is None:
+        return None, kind
+    if isinstance(value, int | np.integer):
+        return (int(value),), kind
+    if isinstance(value, tuple | list) and all(isinstance(n, int | np.integer) for n in value):
+        return tuple(int(n) for n in value), kind
+    raise ArgumentError(
+        f"{what} returned {value!r}; the shape of this rank's array expected (None if it has "
+        f"none), or (shape, dtype), or an array that is like it"
+    )
+
+
+class Fault(Exception):
+    """A function that does what no linear map does; the same on all ranks."""
+
+
+class Pair:
+    """A pair bound to the ranks of a job.
+
+    Attributes:
+        sides: domain and codomain, by rank.
+        seen: the calls of forward and adjoint on this rank.
+    """
+
+    def __init__(self, parts: Parts, comm: Any) -> None:
+        self.parts, self.comm, self.plain = parts, comm, interception.plain_world().Dup()
+        rank, world = comm.Get_rank(), comm.Get_size()
+        self.rank, self.world = rank, world
+        own = [
+            side_of(function(rank, world), f"{what}({rank}, {world})")
+            for function, what in ((parts.domain, "domain"), (parts.codomain, "codomain"))
+        ]
+        self.sides: list[list[Side]] = [self.plain.allgather(one) for one in own]
+        self.seen: list[list[Seen]] = [[], []]
+
+    def sizes(self, side: int) -> list[int]:
+        return [0 if shape is None else int(np.prod(shape)) for shape, _ in self.sides[side]]
+
+    def is_complex(self, side: int) -> bool:
+        return any(kind.kind == "c" for _, kind in self.sides[side])
+
+    @property
+    def mixed(self) -> bool:
+        """True if one side is complex and the other real: the maps are linear over the real numbers
+        alone, and inner products are compared in their real parts."""
+        return self.is_complex(0) != self.is_complex(1)
+
+    def apply(self, side: int, vector: np.ndarray, listen: bool = False) -> np.ndarray:
+        """A function of a vector of all ranks, as one of all ranks; side 0 is the forward.
+
+        Raises:
+            Fault: on all ranks, what a function does on one of them.
+        """
+        function = (self.parts.forward, self.parts.adjoint)[side]
+        ends = np.cumsum([0, *self.sizes(side)])
+        mine = vector[ends[self.rank] : ends[self.rank + 1]]
+        shape, kind = self.sides[side][self.rank]
+        given = None if shape is None else mine.reshape(shape).astype(kind)
+        before = None if given is None else given.copy()
+        heard = self.seen[side]
+
+        def listener(event: interception.Event) -> None:
+            sent, got = (
+                tuple(len(one.positions) for one in each) for each in (event.given, event.made)
+            )
+            about = event.name, event.ranks, event.peer, event.reduction
+            heard.append(Seen(*about, sent, got, line_of_program()))
+
+        if listen:
+            with interception.listened(listener):
+                result = function(given, self.comm)
+        else:
+            result = function(given, self.comm)
+        fault, flat = self._looked_at(side, given, before, result)
+        said: list[tuple[str, np.ndarray]] = self.plain.allgather((fault, flat))
+        if any(text for text, _ in said):
+            r, text = next((r, text) for r, (text, _) in enumerate(said) if text)
+            raise Fault(f"rank {r}: {('forward', 'adjoint')[side]}() {text}")
+        return np.concatenate([each for _, each in said])
+
+    def _looked_at(self, side: int, given: Any, before: Any, result: Any) -> tuple[str, np.ndarray]:
+        shape, kind = self.sides[1 - side][self.rank]
+        if given is not None and not np.array_equal(given, before):
+            at = tuple(int(k) for k in np.argwhere(given != before)[0])
+            return (
+                f"changes its argument: element {list(at)} was {before[at]:g} and is {given[at]:g} "
+                f"after it. Reduce into another array, or a copy",
+                np.zeros(0),
+            )
+        if shape is None:
+            return "", np.zeros(0)
+        if not isinstance(result, np.ndarray | np.generic) or np.shape(result) != shape:
+            found = f"shape {np.shape(result)}" if isinstance(result, np.ndarray) else repr(result)
+            return f"returns {found}; an array of shape {shape} expected", np.zeros(0)
+        values = np.asarray(result)
+        if values.dtype.kind not in "iufc" or (values.dtype.kind == "c") > (kind.kind == "c"):
+            return f"returns {values.dtype}; {kind} expected", np.zeros(0)
+        if not np.isfinite(values).all():
+            return "returns numbers that are not finite", np.zeros(0)
+        wide = np.complex128 if values.dtype.kind == "c" else np.float64
+        return "", values.ravel().astype(wide)
+
+    def matrix(self, side: int) -> np.ndarray:
+        """The matrix of a function on the arrays of all ranks.
+
+        Raises:
+            Fault: it is not linear.
+        """
+        count = sum(self.sizes(side))
+        columns = [self.apply(side, one) for one in np.eye(count)]
+        height = sum(self.sizes(1 - side))
+        found = np.array(columns).T if columns else np.zeros((height, 0))
+        random = np.random.default_rng(0)
+        numbers = random.integers(-9, 10, count).astype(float)
+        if self.is_complex(side) and not self.mixed:
+            numbers = numbers + 1j * random.integers(-9, 10, count)
+        gap = np.abs(self.apply(side, numbers) - found @ numbers)
+        if (gap > 1e-9 * (1 + np.abs(found) @ np.abs(numbers))).any():
+            name = ("forward", "adjoint")[side]
+            raise Fault(f"{name}() is not linear, or gives another result for the same argument")
+        return found
+
+    def element(self, side: int, flat: int) -> str:
+        """An element by its index and rank."""
+        letter = "xy"[side]
+        for rank, ((shape, _), size) in enumerate(
+            zip(self.sides[side], self.sizes(side), strict=True)
+        ):
+            if flat < size and shape is not None:
+                index = ", ".join(str(int(k)) for k in np.unravel_index(flat, shape))
+                return f"{letter}[{index}] of rank {rank}"
+            flat -= size
+        raise IndexError(flat)

@@ -1,0 +1,100 @@
+"""The report of a pair of a forward function and its adjoint on several ranks: data and text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A collective or a message of a function, on all ranks.
+
+    Attributes:
+        text: in words, such as ``broadcast from rank 0 over ranks 0, 1``.
+        line: of the program, ``file:line``.
+    """
+
+    text: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.line})" if self.line else self.text
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pair between two spaces.
+
+    Attributes:
+        domain, codomain: forms of the spaces: ``each rank's own``, or ``replicated`` and where.
+        passed: True if the functions are adjoint there.
+        wrong: the number of wrong entries of the adjoint's matrix; -1 if it was not made.
+        text: a wrong entry, by rank and index.
+    """
+
+    domain: str
+    codomain: str
+    passed: bool
+    wrong: int = -1
+    text: str = ""
+
+    def __str__(self) -> str:
+        verdict = "adjoint" if self.passed else f"NOT adjoint: {self.text}"
+        return f"x {self.domain}, y {self.codomain}: {verdict}"
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """The result of a check of ``forward(x, comm)`` and ``adjoint(y, comm)``. True if they are an
+    operator and its adjoint.
+
+    Attributes:
+        passed: the verdict.
+        evidence: what was compared.
+        trials: the spaces between which the pair was compared, the nearest to being right first.
+        forward, adjoint: the collectives of the two functions.
+        operators: operators that are missing or too many; empty if the pair is right.
+        faults: what is wrong besides, such as a changed argument.
+    """
+
+    program: str
+    workers: int
+    passed: bool
+    evidence: str
+    trials: tuple[Trial, ...]
+    forward: tuple[Movement, ...]
+    adjoint: tuple[Movement, ...]
+    operators: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        verdict = (
+            "an operator and its adjoint" if self.passed else "NOT an operator and its adjoint"
+        )
+        lines = [f"{self.program} on {self.workers} ranks: {verdict}"]
+        if self.trials:
+            lines.append(f"  spaces:   {self.trials[0]}")
+        lines.append(f"  compared: {self.evidence}")
+        for name, each in (("forward", self.forward), ("adjoint", self.adjoint)):
+            lines.append(f"  {name}:  {', then '.join(map(str, each)) or 'no communication'}")
+        lines += [f"  operator: {one}" for one in self.operators]
+        lines += [f"  fault:    {one}" for one in self.faults]
+        lines += [f"  between other spaces: {one}" for one in self.trials[1:]]
+        return "\n".join([*lines, *(f"  note: {one}" for one in self.notes)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as data for JSON."""
+        return {
+            **vars(self),
+            **{
+                name: [vars(one) for one in getattr(self, name)]
+                for name in ("trials", "forward", "adjoint")
+            },
+            **{name: list(getattr(self, name)) for name in ("operators", "faults", "notes")},
+        }
