@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from linop.testing import ParallelReport, check_parallel
-from linop.testing.parallel.programs import of_file
+from linop.testing.parallel.recording.programs import of_file
 from linop.testing.parallel.relations import Kind
 
 if importlib.util.find_spec("torch") is None:

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from linop.errors import ArgumentError, BackendError
 from linop.testing import assert_parallel, check_parallel
-from linop.testing.parallel.programs import of_file
+from linop.testing.parallel.recording.programs import of_file
 from linop.testing.parallel.relations import Kind
 from linop.tools.cli import app
 

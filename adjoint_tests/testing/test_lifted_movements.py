@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, Partition, TensorSpace
 from linop.testing.parallel.proofs import matrix
-from linop.testing.parallel.records import Collective, Record
+from linop.testing.parallel.recording.records import Collective, Record
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -24,7 +24,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linop.testing.parallel.shadows import Lifted, Moved, Shadows
+from linop.testing.parallel.recording.shadows import Lifted, Moved, Shadows
 
 worlds, sizes = st.integers(2, 5), st.integers(1, 4)
 

@@ -10,8 +10,8 @@ import pytest
 
 from linop.backends.mpi.mpirun import mpiexec
 from linop.errors import ArgumentError, BackendError
-from linop.testing.parallel.mpi import check_mpi
-from linop.testing.parallel.pair_report import PairReport
+from linop.testing.parallel.mpi.check import check_mpi
+from linop.testing.parallel.mpi.report import PairReport
 from support import mpi_programs
 from support.job_programs import ENVIRONMENT
 from support.requirements import needs_mpi
@@ -113,7 +113,7 @@ def test_real_and_complex_sides(tmp_path: Path, parts: str, fault: str) -> None:
 
 def test_a_job_that_is_running_is_checked() -> None:
     program = (
-        "import os\nfrom linop.testing.parallel.mpi import check_mpi\n"
+        "import os\nfrom linop.testing.parallel.mpi.check import check_mpi\n"
         f"report = check_mpi({f'{FILE}:Halo'!r})\n"
         "os.write(1, b'passed ' if report else b'None ')\n"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from linop.errors import BackendError
 from linop.testing.parallel.findings import ParallelReport
-from linop.testing.parallel.mpi import check_mpi
+from linop.testing.parallel.mpi.check import check_mpi
 from linop.testing.parallel.relations import Kind
 from support import mpi_programs
 from support.requirements import needs_mpi

@@ -25,6 +25,7 @@ from linop.testing.checks import (
 from linop.testing.code import code
 from linop.testing.parallel.check import assert_parallel, check_parallel
 from linop.testing.parallel.findings import ParallelReport
+from linop.testing.parallel.mpi import check_mpi
 from linop.testing.report import Element, Report, Worst
 from linop.testing.tested_maps.distributed import pylops_mpi_operator
 from linop.testing.tested_maps.pairs import Pair, pair
@@ -55,6 +56,7 @@ __all__ = [
     "check_exact",
     "check_inverse",
     "check_linear",
+    "check_mpi",
     "check_parallel",
     "check_self_adjoint",
     "check_unitary",

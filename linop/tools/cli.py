@@ -333,6 +333,14 @@ def verify(
             "WORKERS processes, and say what differs and where (see the page on parallel models)",
         ),
     ] = None,
+    mpi: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:NAME]",
+            help="the same of a program that communicates by mpi4py; or a pair of functions "
+            "forward(x, comm) and adjoint(y, comm)",
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="of the numbers of a torch program")] = "float64",
     seconds: Annotated[float, typer.Option(min=1, help="the longest time of a program")] = 120.0,
     examples: Annotated[
@@ -355,10 +363,14 @@ def verify(
             raise typer.BadParameter(f"{name!r}; there are {', '.join(known)}")
     if junit:
         reporting.need_junit()
-    if torch is not None:
-        if target is not None:
-            raise typer.BadParameter(f"{target!r} given beside --torch {torch}: give one of them")
-        verifying.verify_parallel(torch, workers, dtype, seconds, json, junit)
+    programs = {"--torch": torch, "--mpi": mpi}
+    given = [f"{name} {one}" for name, one in programs.items() if one is not None]
+    if given:
+        if target is not None or len(given) > 1:
+            raise typer.BadParameter(f"{[target, *given]} given: give one of them")
+        program = torch if torch is not None else str(mpi)
+        how = workers, dtype, seconds
+        verifying.verify_parallel(program, mpi is not None, *how, json, junit)
     workers = workers or 4
     if in_mpi_job():
         results: list[Result] = []

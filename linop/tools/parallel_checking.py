@@ -11,16 +11,17 @@ from rich.console import Console
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.findings import ParallelReport
+from linop.testing.parallel.mpi.report import PairReport
 from linop.testing.parallel.relations import Kind
 from linop.writing import target, write_text
 
 
-def show(report: ParallelReport, console: Console) -> None:
+def show(report: ParallelReport | PairReport, console: Console) -> None:
     """Print a report."""
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
 
 
-def write(report: ParallelReport, as_json: Path | None, as_junit: Path | None) -> None:
+def write(report: ParallelReport | PairReport, as_json: Path | None, as_junit: Path | None) -> None:
     """Write a report as JSON and as JUnit's XML, each if its path is given.
 
     Raises:
@@ -35,18 +36,13 @@ def write(report: ParallelReport, as_json: Path | None, as_junit: Path | None) -
         raise ArgumentError(f"cannot be written: {error}") from None
 
 
-def _junit(report: ParallelReport) -> Any:
+def _junit(report: ParallelReport | PairReport) -> Any:
     """A report as a JUnit document: a case for the loss, for each gradient, and for each buffer
     that differs."""
     from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
     suite = TestSuite("parallel and sequential")
-    failures = {"loss": "" if report.loss_is_equal else report.loss}
-    for name, verdict in report.parameters.items():
-        found = next((str(one) for one in report.findings if name in one.parameters), str(verdict))
-        failures[name] = "" if verdict.kind is Kind.EQUAL else found
-    for name in report.buffers:
-        failures[name] = next((str(one) for one in report.findings if one.origin == name), name)
+    failures = _failures(report)
     for name, text in failures.items():
         case = TestCase(name, f"linop.verify.{report.program}", report.seconds / len(failures))
         if text:
@@ -55,3 +51,16 @@ def _junit(report: ParallelReport) -> Any:
     document = JUnitXml("linop verify")
     document.add_testsuite(suite)
     return document
+
+
+def _failures(report: ParallelReport | PairReport) -> dict[str, str]:
+    """The text of each thing that was compared, empty if it is right."""
+    if isinstance(report, PairReport):
+        return {"adjoint": "" if report else str(report)}
+    failures = {"loss": "" if report.loss_is_equal else report.loss}
+    for name, verdict in report.parameters.items():
+        found = next((str(one) for one in report.findings if name in one.parameters), str(verdict))
+        failures[name] = "" if verdict.kind is Kind.EQUAL else found
+    for name in report.buffers:
+        failures[name] = next((str(one) for one in report.findings if one.origin == name), name)
+    return failures

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +15,9 @@ from linop.backends import Backend
 from linop.errors import ArgumentError
 from linop.testing import verify_command
 from linop.testing.parallel.check import check_parallel
+from linop.testing.parallel.findings import ParallelReport
+from linop.testing.parallel.mpi import check_mpi
+from linop.testing.parallel.mpi.report import PairReport
 from linop.testing.verify_command import Case, Result, verified, verified_by_ranks
 from linop.tools import parallel_checking, terminal
 from linop.tools.samples import samples
@@ -23,14 +27,18 @@ console = terminal.console()
 
 def verify_parallel(
     program: str,
+    by_mpi: bool,
     workers: int | None,
     dtype: str,
     seconds: float,
     json: Path | None,
     junit: Path | None,
 ) -> NoReturn:
+    check: Callable[..., ParallelReport | PairReport | None] = (
+        check_mpi if by_mpi else check_parallel
+    )
     try:
-        report = check_parallel(program, workers=workers, dtype=dtype, seconds=seconds)
+        report = check(program, workers=workers, dtype=dtype, seconds=seconds)
     except ArgumentError as error:
         raise typer.BadParameter(str(error)) from None
     if report is None:  # rank 0 has it

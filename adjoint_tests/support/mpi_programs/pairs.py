@@ -1,5 +1,5 @@
 """Pairs of a forward function and its adjoint over mpi4py, each right and, with ``CASE=wrong``,
-with one fault, for tests of `linop.testing.parallel.mpi`. A pair is a class: ``pairs.py:Halo``."""
+with one fault, for tests of `check_mpi`. A pair is a class: ``pairs.py:Halo``."""
 
 from __future__ import annotations
 

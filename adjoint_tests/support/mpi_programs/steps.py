@@ -1,5 +1,5 @@
 """Parallel torch programs over mpi4py that reduce and broadcast, each right and, with
-``CASE=wrong``, with one fault, for tests of `linop.testing.parallel.mpi`. A program is a class:
+``CASE=wrong``, with one fault, for tests of `check_mpi`. A program is a class:
 ``steps.py:MissingAllReduce``."""
 
 from __future__ import annotations

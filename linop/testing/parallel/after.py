@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from linop.testing.parallel.findings import Finding, Place, groups_text
 from linop.testing.parallel.parameters import Compared
-from linop.testing.parallel.records import Collective
+from linop.testing.parallel.recording.records import Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.ways import Context, Way, scaled
 from linop.testing.parallel.words import (

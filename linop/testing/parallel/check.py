@@ -15,9 +15,9 @@ from linop.testing.parallel.diagnosis import diagnosed
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
-from linop.testing.parallel.programs import Program, of_file
 from linop.testing.parallel.proofs import Pair, pairs
-from linop.testing.parallel.records import Record
+from linop.testing.parallel.recording.programs import Program, of_file
+from linop.testing.parallel.recording.records import Record
 from linop.testing.parallel.relations import Kind, Relation
 from linop.testing.parallel.ways import Context, base, program_groups
 from linop.testing.parallel.words import factor_text
@@ -86,7 +86,7 @@ def check_parallel(
         raise MissingExtraError(
             "check_parallel needs torch: pip install 'linop-algebra[torch]'"
         ) from None
-    from linop.testing.parallel import processes, steps
+    from linop.testing.parallel.recording import processes, steps
 
     begun = time.monotonic()
     if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
@@ -114,7 +114,7 @@ def _run(
     program: Program | str, workers: int, dtype: str, seconds: float, forks: bool
 ) -> tuple[Records, str]:
     """The records of a program, and a note if it ends without being looked at alone."""
-    from linop.testing.parallel import processes
+    from linop.testing.parallel.recording import processes
 
     try:
         return processes.run(program, workers, dtype, seconds, True, forks), ""
@@ -155,7 +155,7 @@ def _program(model: Any, *functions: Any) -> Program | str:
 def _world(program: Program | str) -> int | None:
     if isinstance(program, Program):
         return program.world
-    from linop.testing.parallel.programs import world_of
+    from linop.testing.parallel.recording.programs import world_of
 
     return world_of(program)
 
@@ -212,8 +212,8 @@ def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
     """A pair in a report: what numbers say of the program goes first."""
     if passed and pair.proven is False:
         return pair.undecided("it is right by numbers, between other spaces than these")
-    blamed = pair.line in {one.place.line for one in findings}
-    if blamed and pair.proven and not pair.line == "":
+    words = [f"{one.operator} {one.explanation}" for one in findings if one.place.line == pair.line]
+    if pair.proven and any(pair.name in text or "too many" in text for text in words):
         return pair.undecided(
             "adjoint between these spaces, and the program uses it between others"
         )

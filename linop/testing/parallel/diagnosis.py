@@ -15,7 +15,7 @@ from linop.testing.parallel.after import after_the_pass, moved_gradients, treate
 from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
 from linop.testing.parallel.locations import Location
 from linop.testing.parallel.parameters import Compared
-from linop.testing.parallel.records import Call, Collective
+from linop.testing.parallel.recording.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 from linop.testing.parallel.words import (

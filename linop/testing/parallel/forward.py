@@ -8,7 +8,7 @@ import numpy as np
 
 from linop.testing.parallel.findings import Finding, Place
 from linop.testing.parallel.locations import BLOCKS, TERMS, Location, made_by, uses
-from linop.testing.parallel.records import FORWARD, Call
+from linop.testing.parallel.recording.records import FORWARD, Call
 from linop.testing.parallel.relations import Kind, Scale, partitions
 from linop.testing.parallel.ways import Context
 from linop.testing.parallel.words import factor_text

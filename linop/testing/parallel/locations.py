@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from linop.testing.parallel.records import FORWARD, Call, Record, Tensor
+from linop.testing.parallel.recording.records import FORWARD, Call, Record, Tensor
 from linop.testing.parallel.relations import Groups, Index, Relation, Scale, partitions, related
 
 SAME, BLOCKS, TERMS = "replicated", "blocks", "terms of a sum"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linop.errors import ArgumentError
-from linop.testing.parallel.records import Parameter, Record
+from linop.testing.parallel.recording.records import Parameter, Record
 from linop.testing.parallel.relations import Groups, Index, Kind, Relation, Scale, related
 
 LOOSE = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}

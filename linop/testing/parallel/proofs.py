@@ -26,9 +26,9 @@ from linop.testing.parallel.matrices import (
     joined_by_messages,
     matrix,
 )
-from linop.testing.parallel.records import Call, Record
+from linop.testing.parallel.recording.records import Call, Record
+from linop.testing.parallel.recording.shadows import Lifted
 from linop.testing.parallel.relations import Kind
-from linop.testing.parallel.shadows import Lifted
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from linop.testing.parallel.locations import Location, Locations, uses
 from linop.testing.parallel.parameters import Compared
-from linop.testing.parallel.records import FORWARD, Call, Collective, Record
+from linop.testing.parallel.recording.records import FORWARD, Call, Collective, Record
 from linop.testing.parallel.relations import Groups, Kind, Relation
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from linop.testing.parallel.findings import Place, groups_text, ranks_text
 from linop.testing.parallel.locations import Location
-from linop.testing.parallel.records import AFTER, FORWARD, Call, Collective, Record
+from linop.testing.parallel.recording.records import AFTER, FORWARD, Call, Collective, Record
 from linop.testing.parallel.relations import Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 

@@ -126,5 +126,5 @@ def world_of(target: str) -> int | None:
             value = getattr(node, "value", None)
             if isinstance(value, ast.Constant) and isinstance(value.value, int):
                 return value.value
-            return int(_imported(path).WORLD)
+            return int(imported(path).WORLD)
     return None

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from linop.testing.parallel.findings import groups_text, ranks_text
-from linop.testing.parallel.mpi_functions import OWN, REPLICATED, Fault, Pair, Parts, pair_of
-from linop.testing.parallel.pair_products import by_products
-from linop.testing.parallel.pair_report import PairReport, Trial
-from linop.testing.parallel.pair_words import Seen, movements, operators
+from linop.testing.parallel.mpi.functions import OWN, REPLICATED, Fault, Pair, Parts, pair_of
+from linop.testing.parallel.mpi.products import by_products
+from linop.testing.parallel.mpi.report import PairReport, Trial
+from linop.testing.parallel.mpi.words import Seen, movements, operators
 from linop.testing.parallel.relations import Groups
 from linop.testing.report import shown
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from linop.backends.together.messages import allow, decoded, encoded
 from linop.errors import ArgumentError, BackendError
-from linop.testing.parallel import records
-from linop.testing.parallel.programs import Program
-from linop.testing.parallel.rank import STACKS, take_part
-from linop.testing.parallel.shadows import Lifted, Moved
+from linop.testing.parallel.recording import records
+from linop.testing.parallel.recording.programs import Program
+from linop.testing.parallel.recording.rank import STACKS, take_part
+from linop.testing.parallel.recording.shadows import Lifted, Moved
 
 allow(Lifted, Moved)
 allow(records.Tensor, records.Call, records.Collective, records.Parameter, records.Record)
@@ -89,7 +89,7 @@ class _Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        module = "linop.testing.parallel.rank"
+        module = "linop.testing.parallel.recording.rank"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)

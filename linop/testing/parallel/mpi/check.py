@@ -17,8 +17,8 @@ from linop.backends.mpi import mpirun
 from linop.backends.together.messages import allow, decoded
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel.findings import ParallelReport, Place
-from linop.testing.parallel.pair_report import Movement, PairReport, Trial
-from linop.testing.parallel.programs import parsed
+from linop.testing.parallel.mpi.report import Movement, PairReport, Trial
+from linop.testing.parallel.recording.programs import world_of
 
 allow(Movement, Trial, PairReport)
 
@@ -70,8 +70,7 @@ def check_mpi(
     if importlib.util.find_spec("mpi4py") is None:
         raise MissingExtraError("check_mpi needs mpi4py: pip install 'linop-algebra[mpi]'")
     name = str(target)
-    path, _ = parsed(name)
-    world = workers or _world(path) or 2
+    world = workers or world_of(name) or 2
     if world < 1:
         raise ArgumentError(f"workers: {workers} given, 1 or more expected")
     if _RANKS.intersection(os.environ):
@@ -99,18 +98,11 @@ def _overwriting(made: ParallelReport) -> ParallelReport:
     return replace(made, findings=(found, *others))
 
 
-def _world(path: Path) -> int | None:
-    """The number that a file gives as ``WORLD``; it is not imported."""
-    from linop.testing.parallel.check import _world
-
-    return _world(str(path))
-
-
 def _inside(target: str, dtype: str, begun: float) -> ParallelReport | PairReport | None:
     """The report of a job that this process belongs to, on rank 0."""
     from linop.backends.together.messages import encoded
-    from linop.testing.parallel import interception
-    from linop.testing.parallel.mpi_rank import found_on
+    from linop.testing.parallel.mpi import interception
+    from linop.testing.parallel.mpi.rank import found_on
 
     mine = found_on(target, interception.install(), dtype, True)
     everyone = interception.plain_world()
@@ -158,7 +150,7 @@ def _tried(
     functions fails, or a program waits."""
     with tempfile.TemporaryDirectory(prefix="linop-") as place:
         folder = Path(place)
-        module = "linop.testing.parallel.mpi_rank"
+        module = "linop.testing.parallel.mpi.rank"
         arguments = [sys.executable, "-m", module, target, place, dtype, str(seconds), way]
         for _ in range(mpirun.STARTS):
             said = _job(workers, arguments, folder, seconds)
@@ -171,7 +163,7 @@ def _tried(
             is_final = is_pair or (waits and not any(folder.glob("*.error")))
             return _failure(folder, workers, seconds, said), is_final
         if not is_pair:
-            from linop.testing.parallel import processes  # its records may be read
+            from linop.testing.parallel.recording import processes  # its records may be read
 
             del processes
         return [decoded(one.read_bytes()) for one in records]
@@ -194,7 +186,7 @@ def _job(workers: int, arguments: list[str], folder: Path, seconds: float) -> st
 
 
 def _failure(folder: Path, workers: int, seconds: float, said: str) -> Exception:
-    from linop.testing.parallel.processes import failure
+    from linop.testing.parallel.recording.processes import failure
 
     written = [folder / f"{r}.{kind}" for r in range(workers) for kind in ("error", "stack")]
     if any(one.exists() and one.stat().st_size for one in written):

@@ -1,4 +1,4 @@
-"""One rank of a checked MPI program: ``mpiexec -n N python -m linop.testing.parallel.mpi_rank``. It
+"""One rank of a checked MPI program: ``mpiexec -n N python -m linop.testing.parallel.mpi.rank``. It
 records one step, or checks a pair of functions, and writes what it found to a file."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from linop.errors import LinopError
-from linop.testing.parallel import interception
+from linop.testing.parallel.mpi import interception
 
 
 def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) -> int:
@@ -60,26 +60,26 @@ def found_on(
         trace: False to record results alone.
         is_pair: called if it is a pair of functions, before they are.
     """
-    from linop.testing.parallel.mpi_functions import pair_of
+    from linop.testing.parallel.mpi.functions import pair_of
 
     parts = pair_of(target)
     if parts is not None:
-        from linop.testing.parallel.mpi_pairs import checked
+        from linop.testing.parallel.mpi.pairs import checked
 
         if is_pair is not None:
             is_pair()
         return checked(parts, comm)
     import torch
 
-    from linop.testing.parallel import processes, recorder, steps
-    from linop.testing.parallel.mpi_recorder import MPIRecorder
-    from linop.testing.parallel.programs import of_file
+    from linop.testing.parallel.mpi.recorder import MPIRecorder
+    from linop.testing.parallel.recording import processes, steps, tensors
+    from linop.testing.parallel.recording.programs import of_file
 
     del processes  # which names the records that may be written
     torch.set_num_threads(1)
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)
-    recorder.own_file(__file__)
+    tensors.own_file(__file__)
     place = comm.Get_rank(), comm.Get_size()
     return steps.recorded(of_file(target), kind, trace, place, MPIRecorder)
 

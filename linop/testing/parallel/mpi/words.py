@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from linop.testing.parallel.findings import ranks_text
-from linop.testing.parallel.pair_report import Movement
+from linop.testing.parallel.mpi.report import Movement
 
 _ADJOINTS = {
     "all_reduce": "all_reduce",

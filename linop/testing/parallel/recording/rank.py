@@ -1,5 +1,5 @@
-"""One process of a checked program: ``python -m linop.testing.parallel.rank``. It joins the process
-group, records one step, and writes what it found to a file, in linop's own format."""
+"""One process of a checked program (``python -m``, this module). It joins the process group,
+records one step, and writes what it found to a file, in linop's own format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from linop.backends.together.messages import encoded
 from linop.errors import LinopError
-from linop.testing.parallel.programs import Program, of_file
+from linop.testing.parallel.recording.programs import Program, of_file
 
 STACKS = signal.SIGUSR1
 """The signal at which a process writes the stacks of its threads."""
@@ -51,7 +51,7 @@ def take_part(
             world_size=world,
             timeout=timedelta(seconds=seconds + 30),
         )
-        from linop.testing.parallel import steps, tensors
+        from linop.testing.parallel.recording import steps, tensors
 
         kind = getattr(torch, dtype)
         torch.set_default_dtype(kind)

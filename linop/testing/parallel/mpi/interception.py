@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from linop.testing.parallel.buffers import Area, UnreadError, area, areas, is_in_place
+from linop.testing.parallel.mpi.buffers import Area, UnreadError, area, areas, is_in_place
 
 
 @dataclass

@@ -16,11 +16,24 @@ import torch
 from torch.autograd import Function
 from torch.nn.modules import module as hooks
 
-from linop.testing.parallel.collectives import described
-from linop.testing.parallel.modes import Functions, Moves
-from linop.testing.parallel.records import AFTER, BACKWARD, FORWARD, Call, Collective, Tensor
-from linop.testing.parallel.shadows import Lifted, Shadows
-from linop.testing.parallel.tensors import local, numbers, storage_of, tensors_in, users_line
+from linop.testing.parallel.recording.collectives import described
+from linop.testing.parallel.recording.modes import Functions, Moves
+from linop.testing.parallel.recording.records import (
+    AFTER,
+    BACKWARD,
+    FORWARD,
+    Call,
+    Collective,
+    Tensor,
+)
+from linop.testing.parallel.recording.shadows import Lifted, Shadows
+from linop.testing.parallel.recording.tensors import (
+    local,
+    numbers,
+    storage_of,
+    tensors_in,
+    users_line,
+)
 
 
 def synchronizing() -> list[tuple[Any, str]]:
@@ -38,7 +51,7 @@ class Recorder:
     """Records what happens between `recording` of a model and its end.
 
     Attributes:
-        tensors, calls, collectives: see `linop.testing.parallel.records`.
+        tensors, calls, collectives: see `linop.testing.parallel.recording.records`.
         notes: sentences about what was changed.
     """
 

@@ -12,10 +12,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linop.testing.parallel.tensors import tensors_in
+from linop.testing.parallel.recording.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from linop.testing.parallel.recorder import Recorder
+    from linop.testing.parallel.recording.recorder import Recorder
 
 _DROPOUTS = {
     name for name in dir(torch.nn.functional) if name.endswith("dropout") or "dropout" in name[-9:]

@@ -12,7 +12,7 @@ import numpy as np
 _HIDDEN = tuple(
     str(path)
     for place in (
-        Path(__file__).parents[2],
+        Path(__file__).parents[3],
         Path(np.__file__).parent,
         Path(sysconfig.get_paths()["stdlib"]),
     )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from linop.errors import ArgumentError
-from linop.testing.parallel import interception, programs
-from linop.testing.parallel.lines import line_of_program
-from linop.testing.parallel.pair_words import Seen
+from linop.testing.parallel.mpi import interception
+from linop.testing.parallel.mpi.lines import line_of_program
+from linop.testing.parallel.mpi.words import Seen
+from linop.testing.parallel.recording import programs
 
 OWN, REPLICATED = "copies", "replicated"
 Side = tuple[tuple[int, ...] | None, np.dtype[Any]]

@@ -19,7 +19,7 @@ LARGEST = 2**22
 
 _PLACES = (
     Path(torch.__file__).parent,
-    Path(__file__).parent,
+    Path(__file__).parents[1],
     Path(sysconfig.get_paths()["stdlib"]),
 )
 _HIDDEN = tuple({str(way) for place in _PLACES for way in (place, place.resolve())})

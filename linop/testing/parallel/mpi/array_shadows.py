@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.testing.parallel.buffers import Area, address_of
-from linop.testing.parallel.shadows import UNKNOWN, ZERO, Moved, Shadows
+from linop.testing.parallel.mpi.buffers import Area, address_of
+from linop.testing.parallel.recording.shadows import UNKNOWN, ZERO, Moved, Shadows
 
 _ADDED = {"add": 1.0, "subtract": -1.0}
 _KEPT = {"positive", "conjugate"}

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from linop.errors import ArgumentError
-from linop.testing.parallel.programs import Program
-from linop.testing.parallel.recorder import Recorder
-from linop.testing.parallel.records import Parameter, Record
-from linop.testing.parallel.tensors import numbers
+from linop.testing.parallel.recording.programs import Program
+from linop.testing.parallel.recording.recorder import Recorder
+from linop.testing.parallel.recording.records import Parameter, Record
+from linop.testing.parallel.recording.tensors import numbers
 
 SEED = 20_240
 _WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.testing.parallel.array_shadows import ArrayShadows
-from linop.testing.parallel.arrays import tracking
-from linop.testing.parallel.buffers import Area, address_of
-from linop.testing.parallel.interception import Event, listened
-from linop.testing.parallel.mpi import OVERWRITES
-from linop.testing.parallel.recorder import LARGEST, Recorder, local, users_line
-from linop.testing.parallel.records import Collective
+from linop.testing.parallel.mpi.array_shadows import ArrayShadows
+from linop.testing.parallel.mpi.arrays import tracking
+from linop.testing.parallel.mpi.buffers import Area, address_of
+from linop.testing.parallel.mpi.check import OVERWRITES
+from linop.testing.parallel.mpi.interception import Event, listened
+from linop.testing.parallel.recording.recorder import Recorder
+from linop.testing.parallel.recording.records import Collective
+from linop.testing.parallel.recording.tensors import LARGEST, local, users_line
 
 
 class MPIRecorder(Recorder):
