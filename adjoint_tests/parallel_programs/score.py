@@ -18,6 +18,7 @@ from pathlib import Path
 
 import oracle
 from linop.testing import check_parallel
+from linop.testing.parallel.recording.programs import of_file
 from linop.testing.parallel.relations import Kind
 
 MAPPING = {
@@ -67,7 +68,7 @@ def checked(path, fault, version, counts, loud):
         os.environ["CASE"] = version
         begin = time.monotonic()
         try:
-            report = check_parallel(str(copy))
+            report = check_parallel(of_file(str(copy)), workers=oracle.constants(str(copy))[0])
         except Exception as error:
             print(f"{Path(path).stem:24} {version:5} FAILED: {error}")
             counts["failed"] += 1

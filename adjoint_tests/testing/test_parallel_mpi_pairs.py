@@ -13,6 +13,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.testing.parallel.mpi.check import check_mpi
 from linop.testing.parallel.mpi.report import PairReport
 from support import mpi_programs
+from support.checked_programs import reports
 from support.job_programs import ENVIRONMENT
 from support.requirements import needs_mpi
 
@@ -49,19 +50,17 @@ def report(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> PairReport:
     return found
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_a_right_pair_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report(name, "right", monkeypatch)
-    assert found, found
-    assert found.trials[0].passed and not found.operators and not found.faults
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_what_is_wrong_with_a_pair_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report(name, "wrong", monkeypatch)
-    assert not found
-    for words in WORDS[name]:
-        assert words in str(found)
+@pytest.mark.parametrize("ranks", sorted({2, *RANKS.values()}))
+def test_right_pairs_pass_and_wrong_ones_are_named(ranks: int, tmp_path: Path) -> None:
+    names = [name for name in WORDS if RANKS.get(name, 2) == ranks]
+    found = reports([f"{FILE}:{name}" for name in names], ranks, tmp_path)
+    for name in names:
+        right, wrong = found[name, "right"], found[name, "wrong"]
+        assert right, right
+        assert right.trials[0].passed and not right.operators and not right.faults
+        assert not wrong
+        for words in WORDS[name]:
+            assert words in str(wrong)
 
 
 def test_the_report_says_between_which_spaces(monkeypatch: pytest.MonkeyPatch) -> None:

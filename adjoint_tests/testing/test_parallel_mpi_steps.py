@@ -12,6 +12,7 @@ from linop.testing.parallel.findings import ParallelReport
 from linop.testing.parallel.mpi.check import check_mpi
 from linop.testing.parallel.relations import Kind
 from support import mpi_programs
+from support.checked_programs import reports
 from support.requirements import needs_mpi
 
 pytest.importorskip("torch")
@@ -39,6 +40,7 @@ WRONG = {
     "UnseenArrays": (BEFORE, Kind.FACTOR, "Unseen.apply", ""),
 }
 """By program: the wrong parameters, their kind, and words of place and operator."""
+RANKS = {"WrongCommunicator": 4}
 UNPROVEN = {"UnseenArrays"}
 EXCHANGES = {
     "HaloDoesNotAdd", "SlicedGather", "SwappedParts", "Stages", "NumpyInManyWays",
@@ -49,26 +51,15 @@ def target(name: str) -> str:
     return f"{FOLDER / ('exchanges.py' if name in EXCHANGES else 'steps.py')}:{name}"
 
 
-def report(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> ParallelReport:
-    monkeypatch.setenv("CASE", case)
-    found = check_mpi(target(name), 4 if name == "WrongCommunicator" else 2, seconds=150)
-    assert isinstance(found, ParallelReport)
-    return found
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_right_program_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report(name, "right", monkeypatch)
+def passes(name: str, found: ParallelReport) -> None:
     assert found, found
     assert not found.notes
     proven = [one.proven for one in found.pairs]
     assert proven == [True] * len(proven) or name in UNPROVEN, found
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def is_named(name: str, found: ParallelReport) -> None:
     parameters, kind, place, operator = WRONG[name]
-    found = report(name, "wrong", monkeypatch)
     assert not found
     differ = {one for one, verdict in found.parameters.items() if verdict.kind is not Kind.EQUAL}
     assert differ == parameters
@@ -77,6 +68,22 @@ def test_what_is_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for words in (place, operator, ".py:"):
         assert words in str(found.findings[0]), found
     assert found.as_dict()["passed"] is False
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_right_programs_pass_and_wrong_ones_are_named(ranks: int, tmp_path: Path) -> None:
+    names = [name for name in WRONG if RANKS.get(name, 2) == ranks]
+    found = reports([target(name) for name in names], ranks, tmp_path)
+    for name in names:
+        passes(name, found[name, "right"])
+        is_named(name, found[name, "wrong"])
+
+
+def test_a_program_that_is_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CASE", "wrong")
+    found = check_mpi(target("MissingAllReduce"), 2, seconds=150)
+    assert isinstance(found, ParallelReport)
+    is_named("MissingAllReduce", found)
 
 
 def test_a_step_that_waits_ends_with_all_stacks(tmp_path: Path) -> None:

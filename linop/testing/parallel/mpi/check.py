@@ -27,7 +27,7 @@ OVERWRITES = "overwrites the tensor that it is given"
 """Words of notes of recorders."""
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 """Variables that ranks of a job have."""
-_LEFT = 2.0
+_LEFT = 60.0
 """Seconds that a job has beyond its limit, to write stacks."""
 
 
@@ -176,13 +176,23 @@ def _job(workers: int, arguments: list[str], folder: Path, seconds: float) -> st
         job = mpirun.Job(
             workers, arguments, env={"OMP_NUM_THREADS": "1"}, stdout=file, stderr=subprocess.STDOUT
         )
+        end = time.monotonic() + seconds + _LEFT
         try:
-            job.wait(seconds + _LEFT)
-        except subprocess.TimeoutExpired:
-            pass
+            while time.monotonic() < end and not _all_are_late(folder, workers):
+                try:
+                    job.wait(0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
         finally:
             job.end(0.5)
     return output.read_text(errors="replace")
+
+
+def _all_are_late(folder: Path, workers: int) -> bool:
+    """True once every rank has written its stacks."""
+    paths = [folder / f"{rank}.stack" for rank in range(workers)]
+    return all(path.exists() and path.stat().st_size for path in paths)
 
 
 def _failure(folder: Path, workers: int, seconds: float, said: str) -> Exception:
