@@ -20,6 +20,7 @@ from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 from linop.testing.parallel.words import (
     at,
+    averaged,
     detail,
     ends_of_the_loss,
     lines_of,
@@ -76,6 +77,13 @@ def _alike(a: Relation, b: Relation) -> bool:
     return a.kind is b.kind and a.options == b.options and abs(a.factor - b.factor) < 1e-6
 
 
+_DDP = (
+    " DistributedDataParallel sums gradients only if its own forward is called (not that of the "
+    "module inside), outside of no_sync(), and if each parameter gets one (or "
+    "find_unused_parameters=True)."
+)
+
+
 def _on_the_way(context: Context, one: Compared, start: Relation, final: Relation) -> Finding:
     """A fault between the loss and the parameter."""
     kind = final.kind if final.kind is not Kind.EQUAL else start.kind
@@ -100,14 +108,16 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if len({lines_of(record, one.name) for record in context.ranks.values()}) > 1:
             form = "in different places of the model"
         place = with_switches(context, place)
+        averages = averaged(context)
+        by = ", by DistributedDataParallel" if averages else ""
         return Finding(
             kind,
             f"over {groups}",
             (one.name,),
             place,
-            f"all-reduce of its gradient over {groups}",
+            f"all-reduce of its gradient over {groups}{by}",
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and "
-            f"no sum over {groups} ran.",
+            f"no sum over {groups} ran.{_DDP if averages else ''}",
         )
     if kind is Kind.NONE:
         place = with_switches(context, place)
@@ -146,6 +156,8 @@ def _turned(
     name = used_name(call, way) if call else ""
     if kind is Kind.UNSUMMED:
         what = f"the input of {name}" if name else "this tensor"
+        own = f"module {module_of(one.name)}"
+        place = replace(place, also=(*place.also, own) if module_of(one.name) else place.also)
         form = here.form if here is not None else "on several ranks"
         return Finding(
             kind,

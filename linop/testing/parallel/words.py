@@ -118,3 +118,10 @@ def ends_of_the_loss(context: Context) -> list[str]:
                  and c.name not in ("detach", "clone", "item")]  # fmt: skip
         found += [f"{c.line}: {c.text}" for c in calls[-1:]]
     return found
+
+
+def averaged(context: Context) -> bool:
+    """True if the program has a DistributedDataParallel, which averages gradients after a backward
+    pass."""
+    records = context.ranks.values()
+    return any("DistributedDataParallel" in record.modules.values() for record in records)
