@@ -24,6 +24,7 @@ from linop.testing.parallel.words import (
     detail,
     ends_of_the_loss,
     lines_of,
+    module_of,
     of_module,
     place_of,
     titles,
