@@ -262,6 +262,8 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
         if gradient is not None and gradient.kind is Kind.FACTOR:
             kind = Kind.FACTOR
             each = gradient.factors or dict.fromkeys(last.numbers, gradient.factor)
+            if averaged(context):  # behind the backward pass
+                each = {rank: k / len(context.ranks) for rank, k in each.items()}
             detail = ", ".join(f"{factor_text(k)} on rank {r}" for r, k in each.items())
     elif calls:
         place = Place(calls[-1].module, calls[-1].line, calls[-1].text)
