@@ -1,0 +1,130 @@
+"""Which rule computes a function of cut tensors.
+
+A function that torch writes in Python is run as it is written, down to those that have rules; a
+function without a rule is computed of whole tensors, by every worker, with a warning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from linop.errors import PartitionError
+from linop.strategies.space.call import Call, Gathered, Refused
+from linop.strategies.space.cut_tensor import CutTensor
+from linop.strategies.space.places import line, place
+from linop.strategies.space.rules.elementwise import elementwise
+from linop.strategies.space.rules.table import PYTHON, QUIET, REFUSED, RULES, pointwise
+
+
+class GatheredWarning(UserWarning):
+    """A function was computed of whole tensors, on every worker."""
+
+
+def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a function of torch.
+
+    Raises:
+        PartitionError: it cannot be computed of tensors that are cut.
+    """
+    grid = next(x.grid for x in tree_leaves((args, kwargs)) if isinstance(x, CutTensor))
+    name = name_of(func)
+    is_python = isinstance(func, types.FunctionType)
+    rule = PYTHON.get(name) if is_python else RULES.get(name)
+    if rule is None and is_python and func.__module__ == "torch._tensor":
+        rule = RULES.get(name)  # methods, of which torch gives the one in C++ under the same name
+    if rule is None and not is_python and pointwise(name):
+        rule = elementwise
+    call = Call(grid, name, func)
+    try:
+        if name in REFUSED:
+            raise Refused(REFUSED[name])
+        if rule is not None:
+            try:
+                return rule(call, *args, **kwargs)
+            except Gathered:
+                pass
+        elif is_python and (opened := _opened(func)) is not None:
+            return opened(*args, **kwargs)
+        return _of_whole(call, args, kwargs)
+    except Refused as refusal:
+        raise PartitionError(f"{place()}{name} {refusal}") from None
+
+
+def name_of(func: Any) -> str:
+    """The name of a function; of a property, its own."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        owner = getattr(func, "__self__", None)
+        own = getattr(owner, "__name__", "")
+        return str(own) if name == "__get__" else f"{own}={name}"
+    return str(name)
+
+
+def _of_whole(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A function of whole tensors, which every worker computes."""
+    name = call.name
+    changes = name.endswith("_") and not name.endswith("__")
+    if changes or name.startswith("__i") or kwargs.get("out") is not None or "=" in name:
+        raise Refused(
+            "of a tensor that is cut changes it in place, and has no rule for that; write it "
+            "without changing its argument, or of the whole tensor, x.whole()"
+        )
+    if name not in QUIET:
+        _warn(f"{place()}{name}", line())
+    args, kwargs = tree_map(_whole, (args, kwargs))
+    return call.function(*args, **kwargs)
+
+
+def _warn(what: str, where: str) -> None:
+    if (what, where) not in _WARNED:
+        _WARNED.add((what, where))
+        warnings.warn(
+            f"{what} is computed of whole tensors on every worker: there is no rule that cuts it",
+            GatheredWarning,
+            stacklevel=4,
+        )
+
+
+_WARNED: set[tuple[str, str]] = set()
+
+
+def _whole(x: Any) -> Any:
+    return x.whole() if isinstance(x, CutTensor) else x
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+_CHECKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
+
+
+@cache
+def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A function of torch that is written in Python, without its question whether arguments are of
+    a class of their own: so it runs, and the functions that it calls ask."""
+    inner = inspect.unwrap(func)
+    if not isinstance(inner, types.FunctionType) or not str(inner.__module__).startswith("torch"):
+        return None
+    names = {name: _no for name in _CHECKS if name in inner.__globals__}
+    opened = types.FunctionType(
+        inner.__code__,
+        {**inner.__globals__, **names},
+        inner.__name__,
+        inner.__defaults__,
+        inner.__closure__,
+    )
+    opened.__kwdefaults__ = inner.__kwdefaults__
+    return opened
+
+
+__all__ = ["GatheredWarning", "Tensor", "computed", "torch"]
