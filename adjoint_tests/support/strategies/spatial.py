@@ -22,8 +22,8 @@ def whole(y: Any) -> Any:
 
 
 ZERO = 1e-4
-"""Of the largest entry of all gradients, or of all buffers: smaller ones are compared with that.
-Some are 0 but for rounding, as the gradient of a bias before a batch norm, or the mean behind one."""
+"""Of the largest entry of all gradients, or of all buffers, with which smaller ones are compared:
+some are 0 but for rounding, as the gradient of a bias before a batch norm, or the mean behind."""
 
 
 def difference(a: Tensor, b: Tensor, least: float = 0.0) -> float:
@@ -33,6 +33,10 @@ def difference(a: Tensor, b: Tensor, least: float = 0.0) -> float:
     if not a.numel():
         return 0.0
     a, b = a.detach().double(), b.detach().double()
+    finite = b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return float("inf")
+    a, b = a.where(finite, 0.0), b.where(finite, 0.0)
     scale = max(float(b.abs().max()), least, 1e-30)
     return float((a - b).abs().max()) / scale
 
@@ -76,6 +80,15 @@ def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float,
     return max(differences, default=(0.0, ""))
 
 
+def as_torch_means(net: torch.nn.Module) -> torch.nn.Module:
+    """A module whose batch norms get contiguous gradients: torch 2.13 computes wrong ones of those
+    with other strides of dimensions of extent 1 (`test_spatial_networks` shows it)."""
+    for one in net.modules():
+        if isinstance(one, torch.nn.modules.batchnorm._NormBase):
+            one.register_forward_hook(lambda m, x, y: y.reshape(-1).reshape(y.shape))
+    return net
+
+
 def compared(
     backend: Backend,
     net: torch.nn.Module,
@@ -85,7 +98,7 @@ def compared(
     draw: int = 0,
 ) -> tuple[float, str]:
     """The largest difference from one process."""
-    expected = run(copy.deepcopy(net), inputs, draw)
+    expected = run(as_torch_means(copy.deepcopy(net)), inputs, draw)
     names = [f"axis{k}" for k in range(len(extents))]
     mesh = Mesh(backend, **dict(zip(names, extents, strict=True)))
     found = run(spatial(copy.deepcopy(net), mesh[tuple(names)], dims), inputs, draw)

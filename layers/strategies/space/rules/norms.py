@@ -74,12 +74,7 @@ def batch_norm(
         )
     w, b = call.beside(weight, x.blocks), call.beside(bias, x.blocks)
     if not training:
-        return call.wrap(
-            call.function(
-                x.block, w, b, running_mean, running_var, False, momentum, eps, cudnn_enabled
-            ),
-            x.blocks,
-        )
+        return _evaluated(call, x, w, b, running_mean, running_var, eps)
     dims = [d for d in range(x.ndim) if d != 1]
     found = Moments(call, _wide(x.block), x.blocks, dims)
     with torch.no_grad():
@@ -90,6 +85,21 @@ def batch_norm(
     w, b = (None if p is None else p.view(shape) for p in (w, b))
     scale = (found.here_variance + eps).rsqrt()
     return call.wrap(_scaled(found.centered, scale, w, b).to(x.dtype), x.blocks)
+
+
+def _evaluated(
+    call: Call, x: Any, w: Any, b: Any, mean: Tensor, variance: Tensor, eps: float
+) -> Any:
+    """By statistics that are given. It is not torch's function, whose gradient is wrong in torch
+    2.13 for gradients with some strides of dimensions of extent 1."""
+    block = _wide(x.block)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    mean, variance = mean.to(block.dtype), variance.to(block.dtype)
+    w, b = (None if p is None else p.view(shape) for p in (w, b))
+    scale = (variance + eps).rsqrt().view(shape)
+    scale = scale if w is None else scale * w
+    shift = -mean.view(shape) * scale if b is None else b - mean.view(shape) * scale
+    return call.wrap(torch.addcmul(shift, block, scale).to(x.dtype), x.blocks)
 
 
 def group_norm(
@@ -140,7 +150,7 @@ def instance_norm(
         return call.function(x, *given)
     if not use_input_stats:
         w, b = call.beside(weight, x.blocks), call.beside(bias, x.blocks)
-        return call.wrap(call.function(x.block, w, b, *given[2:]), x.blocks)
+        return _evaluated(call, x, w, b, running_mean, running_var, eps)
     found = Moments(call, _wide(x.block), x.blocks, range(2, x.ndim))
     with torch.no_grad():
         for running, value in (

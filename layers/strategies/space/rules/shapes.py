@@ -36,15 +36,16 @@ def reshaped(call: Call, input: Any, shape: Sequence[int]) -> Any:
         return x
     if 0 in old:
         raise Gathered
-    layout, moved = x.blocks, False
-    axes: list[Axis] = []
+    layout = x.blocks
     places: dict[int, tuple[int, Any, Any]] = {}
-    for axis in layout.axes:
-        found = _survives(call, layout, axis, old, new) if isinstance(axis, int) else None
-        axes.append(axis if found is not None or not isinstance(axis, int) else REPLICATED)
-        if found is not None:
-            assert isinstance(axis, int)
-            places[axis] = found
+    # Of two dimensions that begin one, the longer: the other one has extent 1.
+    for d in sorted(layout.cut, key=lambda d: -old[d]):
+        found = _survives(call, layout, d, old, new)
+        if found is not None and found[0] not in [e for e, _, _ in places.values()]:
+            places[d] = found
+    axes: list[Axis] = [
+        d if d in places or not isinstance(d, int) else REPLICATED for d in layout.axes
+    ]
     before = layout.changed(axes=axes, bounds={d: rows for d, (_, rows, _) in places.items()})
     moved = before != layout
     block = call.to(x, before)
