@@ -21,7 +21,7 @@ def whole(y: Any) -> Any:
     return y.whole() if isinstance(y, CutTensor) else y
 
 
-ZERO = 1e-4
+ZERO = 1e-2
 """Of the largest entry of all gradients, or of all buffers, with which smaller ones are compared:
 some are 0 but for rounding, as the gradient of a bias before a batch norm, or the mean behind."""
 
@@ -48,12 +48,14 @@ def run(net: Any, inputs: Sequence[Tensor], draw: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(draw)
     results = list(result) if isinstance(result, tuple | list) else [result]
     loss: Any = 0.0
-    for y in results:
+    given = {}
+    for k, y in enumerate(results):
         if y.is_floating_point():
             weights = torch.randn(tuple(y.shape), generator=generator, dtype=torch.float64)
+            given[f"gradient of output {k}"] = weights
             loss = loss + (y * weights.to(y.dtype)).sum()
     loss.backward()
-    found = {f"output {k}": whole(y) for k, y in enumerate(results)}
+    found = given | {f"output {k}": whole(y) for k, y in enumerate(results)}
     found |= {f"gradient of input {k}": x.grad for k, x in enumerate(xs) if x.requires_grad}
     for name, p in net.named_parameters():
         if p.grad is not None:

@@ -14,12 +14,13 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import add_dependency, apply
 from linop.layers.agreement.input_agreement import Cache
-from linop.normal_form.matching import Segment
+from linop.normal_form.matching import Segment, same
 from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.space.halos import exchange
 from linop.strategies.space.layout import COPIES, REPLICATED, Layout, Segments, even, whole
 
 Function = Callable[[Tensor], Tensor]
@@ -132,6 +133,9 @@ class Grid:
         same = is_here and self.local_shape(source) == self.local_shape(target)
         if is_here and not graph:
             return _itself if same else partial(_part, self._slices(source, target))
+        strips = exchange(self, source, target, segments)
+        if strips is not None:
+            return strips
         op = self.operator(source, target, segments, dtype)
         if op is None:
             return _itself
@@ -152,7 +156,16 @@ class Grid:
         """The movement between two layouts; None if every block stays where it is."""
         X, Y = self.space(source, dtype), self.space(target, dtype)
         runs = {d: [Segment(*run) for run in each] for d, each in segments}
-        op = collective("M", "", X, Y, segments=runs or None)
+        # Blocks that overlap, as those with halos in another dimension, stay apart.
+        links = [
+            same(n, k, k)
+            for k, (n, a) in enumerate(zip(self.extents, source.axes, strict=True))
+            if isinstance(a, int)
+            and a == target.axes[k]
+            and a not in runs
+            and source.bounds[a] == target.bounds[a]
+        ]
+        op = collective("M", "", X, Y, links, runs or None)
         return None if op.movement().still else op
 
     def _slices(self, source: Layout, target: Layout) -> tuple[slice, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.draws import Draws
 from linop.strategies.space.grid import Grid
 from linop.strategies.space.layout import even
+from linop.strategies.space.saving import Saving
 
 _NAME = "spatial"
 
@@ -176,8 +178,13 @@ class Spatial(torch.nn.Module):
         self._agree(leaves)
         taken = [self.take(x) if isinstance(x, Tensor) else x for x in leaves]
         args, kwargs = tree_unflatten(taken, structure)
-        with Draws(self._seed):
+        with Draws(self._seed), self._saving():
             return self.module(*args, **kwargs)
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        if not torch.is_grad_enabled():
+            return nullcontext()
+        return Saving(self.module.parameters())
 
     def _agree(self, leaves: Sequence[Any]) -> None:
         """Check, together, that all workers pass the same: one sum of a number a call.

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from linop.strategies.space.call import Call, Gathered, Refused
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
+from linop.strategies.space.saving import saving
 
 
 def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -27,6 +28,8 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     else:
         target = broadcast(call, tensors)
     args, kwargs = tree_map(lambda x: _operand(call, x, target), (args, kwargs))
+    if in_place and (here := saving()) is not None:
+        here.changes(tensors[0].block)
     result = call.function(*args, **kwargs)
     if in_place:
         return tensors[0]

@@ -35,7 +35,9 @@ class Moments:
         self.mean = sums / self.count
         self.here_mean = grid.move(self.mean, self.alike, copies)
         self.centered = block - self.here_mean
-        squares, _ = call.sums(self.centered.square(), layout, dims)
+        # The norm makes no tensor of squares.
+        lengths = torch.linalg.vector_norm(self.centered, 2, tuple(dims), keepdim=True)
+        squares, _ = call.total(lengths.square(), copies)
         self.variance = squares / self.count
         self.here_variance = grid.move(self.variance, self.alike, copies)
 
