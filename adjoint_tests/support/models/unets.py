@@ -59,9 +59,7 @@ class UNet(nn.Module):
         self.up = up
         self.first = Block(ndim, channels, width, norm)
         self.pool: Any = getattr(nn, f"MaxPool{ndim}d")(2)
-        self.down = nn.ModuleList(
-            Block(ndim, a, b, norm) for a, b in pairwise(widths)
-        )
+        self.down = nn.ModuleList(Block(ndim, a, b, norm) for a, b in pairwise(widths))
         pairs = [*pairwise(widths)][::-1]
         self.raise_ = nn.ModuleList(
             transposed(b, a, 2, 2) if up == "transpose" else conv(b, a, 1) for a, b in pairs

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linop.backends.engine.base import Backend
-from linop.strategies import CutTensor, Mesh, spatial
+from linop.layers import seeded
+from linop.layers.agreement.input_agreement import agreement_of
+from linop.strategies import CutTensor, DataParallel, Mesh, fully_shard, spatial
+from linop.strategies.space import halos
+from support.models.unets import UNet
+from support.strategies.spatial_networks import build
 
 TOLERANCE = 1e-11
 """Of the largest entry, in float64."""
@@ -108,13 +114,45 @@ def compared(
 
 
 def equals_one_process(
+    backend: Backend, description: Any, extents: Sequence[int], dims: Sequence[int], large: int
+) -> None:
+    """Contract: a network drawn as data, and cut, has one process's output, gradients, buffers.
+
+    Args:
+        description: of the network, as `spatial_networks.draw` gives it.
+        large: elements of a block from which on halos move as strips.
+    """
+    net, inputs = build(description)
+    with strips_from(backend, large):
+        error, what = compared(backend, net, inputs, extents, dims)
+    assert error <= TOLERANCE, f"{what}: {error:.2e} of the largest entry"
+
+
+@contextmanager
+def strips_from(backend: Backend, large: int) -> Iterator[None]:
+    """Context in which halos of blocks of so many elements move as strips."""
+    _meet(backend)
+    before, halos.LARGE = halos.LARGE, large
+    _meet(backend)
+    try:
+        yield
+    finally:
+        _meet(backend)
+        halos.LARGE = before
+
+
+def _meet(backend: Backend) -> None:
+    agreement_of(backend).gather_objects(None, "meet in a test of spatial")
+
+
+def model_equals_one_process(
     backend: Backend,
     make: Callable[..., tuple[torch.nn.Module, Sequence[Tensor]]],
     arguments: Sequence[Any],
     extents: Sequence[int],
     dims: Sequence[int],
 ) -> None:
-    """Contract: a module cut in space has one process's output, gradients and buffers.
+    """Contract: a model, as it is, has one process's output, gradients and buffers.
 
     Args:
         make: gives the module and its inputs, the same on all workers.
@@ -123,3 +161,94 @@ def equals_one_process(
     net, inputs = make(*arguments)
     error, what = compared(backend, net, inputs, extents, dims)
     assert error <= TOLERANCE, f"{what}: {error:.2e} of the largest entry"
+
+
+def unet(ndim: int, size: int, **options: Any) -> tuple[torch.nn.Module, list[Tensor]]:
+    """A U-Net in float64 and its input, of extents that differ by one from dimension to
+    dimension."""
+    torch.manual_seed(0)
+    with seeded(0):
+        net = UNet(ndim, **{"width": 4, "depth": 2, **options}).double()
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, 1, *(size + d for d in range(ndim)))
+    return net, [torch.randn(shape, generator=generator, dtype=torch.float64)]
+
+
+def unet_equals_one_process(
+    backend: Backend, arguments: Sequence[int], extents: Sequence[int], dims: Sequence[int]
+) -> None:
+    """Contract: a U-Net has one process's output, gradients and buffers."""
+    model_equals_one_process(backend, unet, arguments, extents, dims)
+
+
+def beside_data_parallel(backend: Backend, sharded: bool) -> None:
+    """Contract: with the batch over another axis of the mesh, gradients are those of the whole
+    batch in one process; parameters are copies, or shards."""
+    net, (x,) = unet(2, 13, norm="group")
+    expected = run(copy.deepcopy(net), [x], 0)
+    mesh = Mesh(backend, dp=2, x=2)
+    mine: Any = copy.deepcopy(net)
+    if sharded:
+        mine = spatial(fully_shard(mine, mesh["dp"]), mesh["x"], (2,))
+    else:
+        mine = DataParallel(spatial(mine, mesh["x"], (2,)), mesh["dp"])
+    rows = slice(mesh["dp"].index, mesh["dp"].index + 1)
+    y = mine(x[rows])
+    (y * expected["gradient of output 0"][rows]).sum().backward()
+    for name, _ in net.named_parameters():
+        found = dict(mine.named_parameters())
+        theirs = next(q for key, q in found.items() if key.endswith(name))
+        whole_gradient = expected[f"gradient of {name}"]
+        if sharded:
+            here = theirs.grad.detach().as_subclass(Tensor)
+            n = whole_gradient.shape[0]
+            first = -(-n // 2)
+            part = whole_gradient[:first] if mesh["dp"].index == 0 else whole_gradient[first:]
+            assert difference(here, part, float(whole_gradient.abs().max())) <= TOLERANCE, name
+        else:
+            assert difference(theirs.grad, whole_gradient) <= TOLERANCE, name
+
+
+def takes_blocks(backend: Backend) -> None:
+    """Contract: inputs in blocks are those of the whole, and so are losses of results."""
+    net, (x,) = unet(2, 11)
+    target = torch.ones(2, 2, *x.shape[2:], dtype=torch.float64)
+    expected = torch.nn.functional.mse_loss(copy.deepcopy(net)(x), target)
+    mesh = Mesh(backend, x=2, y=2)
+    mine = spatial(net, mesh["x", "y"], (2, 3))
+    i, j = mesh.coordinates.values()
+    block = torch.tensor_split(torch.tensor_split(x, 2, 2)[i], 2, 3)[j]
+    given = mine.cut(block)
+    assert given.shape == x.shape and given.block is block
+    y = mine(given)
+    assert isinstance(y, CutTensor) and y.shape == target.shape
+    loss = torch.nn.functional.mse_loss(y, target)
+    assert type(loss) is Tensor
+    assert difference(loss, expected) <= TOLERANCE
+    assert mine.state_dict().keys() == net.state_dict().keys()
+
+
+class Noisy(torch.nn.Module):
+    """Dropouts, and random numbers that the model draws itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(2, 4, 3, padding=1)
+        self.whole = torch.nn.Dropout(0.3)
+        self.channels = torch.nn.Dropout2d(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.channels(self.whole(self.first(x)))
+        kept = torch.empty(x.shape[0], 1, 1, 1, dtype=x.dtype).bernoulli_(0.5)
+        return x * kept + torch.rand(4, 1, 1, dtype=x.dtype)
+
+
+def noisy(backend: Backend, extents: Sequence[int]) -> Tensor:
+    """Output of a module that draws random numbers, whole."""
+    with seeded(3):
+        net = Noisy().double()
+    x = torch.arange(2 * 2 * 7 * 6, dtype=torch.float64).reshape(2, 2, 7, 6).cos()
+    mesh = Mesh(backend, x=extents[0], y=extents[1])
+    mine = spatial(net, mesh["x", "y"], (2, 3))
+    mine(x)
+    return whole(mine(x)).detach()  # type: ignore[no-any-return]

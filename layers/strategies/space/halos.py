@@ -74,7 +74,9 @@ def _along(d: int, n: int, own: Bounds, wanted: Bounds, before: int) -> _Dimensi
         a, b = min(max(low - before, 0), n), min(max(high - before, 0), n)
         needed.append((a, max(a, b)))
         pads.append((max(0, a - (low - before)), max(0, (high - before) - b)))
-    if any(a == b or s == e or b <= s or a >= e for (a, b), (s, e) in zip(needed, own, strict=True)):
+    if any(
+        a == b or s == e or b <= s or a >= e for (a, b), (s, e) in zip(needed, own, strict=True)
+    ):
         return None  # a block needs nothing of itself
     left = tuple((min(a, s), s) for (a, _), (s, _) in zip(needed, own, strict=True))
     right = tuple((e, max(b, e)) for (_, b), (_, e) in zip(needed, own, strict=True))
@@ -86,9 +88,7 @@ def _along(d: int, n: int, own: Bounds, wanted: Bounds, before: int) -> _Dimensi
         heads.append((s, max([s, *sooner])))
     if any(h > t for (_, h), (t, _) in zip(heads, tails, strict=True)):
         return None  # of short blocks, strips overlap
-    return _Dimension(
-        d, tuple(needed), tuple(tails), tuple(heads), left, right, tuple(pads)
-    )
+    return _Dimension(d, tuple(needed), tuple(tails), tuple(heads), left, right, tuple(pads))
 
 
 class _Exchange:

@@ -23,10 +23,13 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     name = call.name
     in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
     in_place = in_place or bool(kwargs.get("inplace"))
-    if in_place:
-        target = target_in_place(call, args[0])
-    else:
-        target = broadcast(call, tensors)
+    if in_place and not isinstance(args[0], CutTensor):
+        # A whole tensor, which every worker changes by the whole of the others.
+        args, kwargs = tree_map(
+            lambda x: x.whole() if isinstance(x, CutTensor) else x, (args, kwargs)
+        )
+        return call.function(*args, **kwargs)
+    target = target_in_place(args[0]) if in_place else broadcast(call, tensors)
     args, kwargs = tree_map(lambda x: _operand(call, x, target), (args, kwargs))
     if in_place and (here := saving()) is not None:
         here.changes(tensors[0].block)
@@ -42,13 +45,12 @@ _IN_PLACE = frozenset(
 )
 
 
-def target_in_place(call: Call, x: Any) -> Layout:
-    """The layout of a tensor that is changed in place: its own."""
-    if not isinstance(x, CutTensor):
-        raise Refused(
-            "changes a whole tensor in place by one that is cut; write it without changing its "
-            "argument (x = x + y)"
-        )
+def target_in_place(x: Any) -> Layout:
+    """The layout of a tensor that is changed in place: its own.
+
+    Raises:
+        Refused: the change would be lost.
+    """
     if x.is_copy:
         raise Refused(
             "changes a view in place, whose blocks had to be moved, so that they are a copy here; "

@@ -372,11 +372,14 @@ def getitem(call: Call, input: Any, index: Any) -> Any:
     return reordered(call, x, range(x.ndim)) if x is input else x
 
 
-def setitem(call: Call, input: Any, index: Any, value: Any) -> None:
+def setitem(call: Call, input: Any, index: Any, value: Any) -> Any:
     """x[…] = y, where a part is taken that is not of cut dimensions."""
     from linop.strategies.space.rules.elementwise import operand, target_in_place
 
-    layout = target_in_place(call, input)
+    if not isinstance(input, CutTensor):
+        value = value.whole() if isinstance(value, CutTensor) else value
+        return call.function(input, index, value)
+    layout = target_in_place(input)
     place = getitem(Call(call.grid, "__getitem__", call.function), input, index)
     if not isinstance(place, CutTensor) or place.is_copy or place.blocks.cut == ():
         raise Refused(
