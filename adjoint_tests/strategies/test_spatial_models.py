@@ -16,6 +16,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import linop
@@ -281,6 +282,66 @@ def test_arguments() -> None:
     for said in linop.launch(main, 2):
         assert len(said) == 3
         assert "a dimension for each axis expected" in said[1]
+
+
+class Squared(torch.autograd.Function):
+    """With a backward of its own, which gets no cut tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2 * ctx.saved_tensors[0]  # type: ignore[no-any-return]
+
+
+def test_functions_with_a_backward_of_their_own_are_refused() -> None:
+    for said in refusals(Squared.apply):
+        assert "mul of a tensor that is cut, inside of a torch.autograd.Function" in said
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.GroupNorm(3, 3), nn.ReLU())
+        self.last = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False)
+        with torch.no_grad():
+            mask = self.last(y) > 0
+        return self.last(y) * mask  # type: ignore[no-any-return]
+
+
+def test_checkpoints_and_parts_without_gradient() -> None:
+    x = torch.randn(2, 1, 9, 8, dtype=torch.float64)
+    net = Checkpointed().double()
+    on_threads(4, model_equals_one_process, lambda: (copy.deepcopy(net), [x]), (), (2, 2), (2, 3))
+
+
+def test_second_derivatives() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, 2)).double()
+    x = torch.randn(2, 1, 12, 8, dtype=torch.float64)
+    expected = _penalty(copy.deepcopy(net), x)
+
+    def main(backend: Any) -> list[Tensor]:
+        with strips_from(backend, 0):
+            mine = spatial(copy.deepcopy(net), Mesh(backend, x=2)["x"], (2,))
+            return _penalty(mine, x)
+
+    for found in linop.launch(main, 2):
+        for a, b in zip(found, expected, strict=True):
+            assert difference(a, b, float(expected[0].abs().max())) <= TOLERANCE
+
+
+def _penalty(net: Any, x: Tensor) -> list[Tensor]:
+    """Gradients of the norm of a gradient."""
+    x = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+    g.square().sum().backward()
+    return [p.grad for p in net.parameters() if p.grad is not None]
 
 
 def test_what_was_saved_is_not_changed_in_place() -> None:

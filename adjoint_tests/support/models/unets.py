@@ -1,4 +1,4 @@
-"""U-Nets of two and three dimensions, as one process runs them: nothing in them knows of workers."""
+"""U-Nets of two and three dimensions, as one process runs them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Call:
 
     def layout(self, x: Tensor) -> Layout:
         """The layout of an argument; a plain tensor is whole."""
-        return x.blocks if isinstance(x, CutTensor) else self.grid.whole(x.shape)  # type: ignore[return-value]
+        return x.blocks if isinstance(x, CutTensor) else self.grid.whole(x.shape)
 
     def wrap(self, block: Tensor, layout: Layout) -> Any:
         """The result whose block this is."""

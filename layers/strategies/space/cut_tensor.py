@@ -31,7 +31,7 @@ class CutTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, block: Tensor, layout: Layout, grid: Grid) -> CutTensor:
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(
             cls, layout.shape, dtype=block.dtype, device=block.device
         )
         made.block, made.blocks, made.grid, made.is_copy = block, layout, grid, False
@@ -56,7 +56,9 @@ class CutTensor(torch.Tensor):
         return computed(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from linop.strategies.space.places import place
 
         raise PartitionError(

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.errors import PartitionError
@@ -23,6 +22,7 @@ from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.places import line, place
 from linop.strategies.space.rules.elementwise import elementwise
 from linop.strategies.space.rules.table import PYTHON, QUIET, REFUSED, RULES, pointwise
+from linop.strategies.space.saving import saving
 
 
 class GatheredWarning(UserWarning):
@@ -45,6 +45,12 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         rule = elementwise
     call = Call(grid, name, func)
     try:
+        if saving() is not None and not torch.is_grad_enabled() and _in_a_function():
+            raise Refused(
+                "of a tensor that is cut, inside of a torch.autograd.Function, whose backward "
+                "would not be reached; write it of torch's functions (checkpoints: with "
+                "use_reentrant=False)"
+            )
         if name in REFUSED:
             raise Refused(REFUSED[name])
         if rule is not None:
@@ -57,6 +63,19 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _of_whole(call, args, kwargs)
     except Refused as refusal:
         raise PartitionError(f"{place()}{name} {refusal}") from None
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _in_a_function() -> bool:
+    """True in the forward of a `torch.autograd.Function`."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def name_of(func: Any) -> str:
@@ -125,6 +144,3 @@ def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     )
     opened.__kwdefaults__ = inner.__kwdefaults__
     return opened
-
-
-__all__ = ["GatheredWarning", "Tensor", "computed", "torch"]

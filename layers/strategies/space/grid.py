@@ -127,7 +127,7 @@ class Grid:
     ) -> Function:
         is_here = not segments and all(
             a is REPLICATED
-            or (a == b and isinstance(a, int) and source.bounds[a] == target.bounds[b])
+            or (a == b and isinstance(a, int) and source.bounds[a] == target.bounds[a])
             for a, b in zip(source.axes, target.axes, strict=True)
         )
         same = is_here and self.local_shape(source) == self.local_shape(target)

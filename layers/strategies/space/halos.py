@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -131,12 +132,12 @@ class _Exchange:
         needed = one.needed[at]
         d, (s, e) = one.d, layout.bounds[one.d][at]
         cuts = s, one.heads[at][1], one.tails[at][0], e
-        pieces = x.split([b - a for a, b in zip(cuts, cuts[1:], strict=False)], d)
+        pieces = x.split([b - a for a, b in pairwise(cuts)], d)
         left = self._moved(pieces[2], layout, d, one.tails, one.left)
         right = self._moved(pieces[0], layout, d, one.heads, one.right)
         before, after = one.pads[at]
         parts = [_zeros(x, d, before), left]
-        for piece, (a, b) in zip(pieces, zip(cuts, cuts[1:], strict=False), strict=True):
+        for piece, (a, b) in zip(pieces, pairwise(cuts), strict=True):
             low, high = max(a, needed[0]), min(b, needed[1])
             whole = (low, high) == (a, b)
             parts.append(

@@ -74,6 +74,8 @@ class Saving:
         self._known.clear()
 
     def _pack(self, tensor: Tensor) -> Any:
+        if type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter):
+            return tensor  # a subclass, which may have no memory of its own
         saved = _Saved(tensor, self._parameters.get(tensor.data_ptr()))
         self._known.setdefault(_memory(tensor), []).append(weakref.ref(saved))
         return saved
@@ -94,7 +96,7 @@ class Saving:
         left = [weakref.ref(one) for one in self._of(block) if one not in moved]
         self._known[_memory(block)] = left
 
-    def changes(self, block: Tensor) -> None:
+    def changes(self, block: Any) -> None:
         """A block is changed in place."""
         for saved in self._of(block):
             saved.changed = True
@@ -105,7 +107,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _unpack(saved: Any) -> Tensor:
-    return saved.taken()  # type: ignore[no-any-return]
+    return saved.taken() if isinstance(saved, _Saved) else saved
 
 
 class _Here(threading.local):

@@ -63,8 +63,8 @@ def spatial(
                     f"spatial: parameter {name!r} is sharded over the workers that cut space; "
                     f"shard over another axis of the mesh: fully_shard(net, mesh['dp'])"
                 )
-        state = dict(net.named_parameters()), dict(net.named_buffers())
-        return given, (*map(described, state), given)
+        buffers = described(dict(net.named_buffers()))
+        return given, (described(dict(net.named_parameters())), buffers, given)
 
     found = agree(axis.backend, _NAME, checked)
     if check:

@@ -32,7 +32,7 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     target = target_in_place(args[0]) if in_place else broadcast(call, tensors)
     args, kwargs = tree_map(lambda x: _operand(call, x, target), (args, kwargs))
     if in_place and (here := saving()) is not None:
-        here.changes(tensors[0].block)
+        here.changes(args[0])
     result = call.function(*args, **kwargs)
     if in_place:
         return tensors[0]
@@ -56,7 +56,8 @@ def target_in_place(x: Any) -> Layout:
             "changes a view in place, whose blocks had to be moved, so that they are a copy here; "
             "write it without changing its argument"
         )
-    return x.blocks
+    layout: Layout = x.blocks
+    return layout
 
 
 def broadcast(call: Call, tensors: list[Any]) -> Layout:

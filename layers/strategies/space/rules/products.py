@@ -48,23 +48,24 @@ def contracted(
     for k in range(len(call.grid.extents)):
         found = None
         for x, names in zip(operands, labels, strict=True):
-            if not isinstance(x, CutTensor) or not isinstance(x.blocks.axes[k], int):
+            d = x.blocks.axes[k] if isinstance(x, CutTensor) else None
+            if not isinstance(d, int):
                 continue
-            d = int(x.blocks.axes[k])  # type: ignore[call-overload]
             name = names[d]
             if name not in whole and name not in cuts and x.shape[d] == extents[name] > 1:
                 found, cuts[name] = name, x.blocks.bounds[d]
                 break
         axes.append(found)
-    blocks = []
+    blocks: list[Tensor | None] = []
     for x, names in zip(operands, labels, strict=True):
         if x is None:
             blocks.append(None)
             continue
         own: list[Axis] = []
         bounds = {}
-        for name in axes:
-            if name is None:
+        for label in axes:
+            name = label or ""
+            if label is None:
                 own.append(REPLICATED)
             elif name in names and x.shape[names.index(name)] == extents[name]:
                 own.append(names.index(name))

@@ -160,7 +160,7 @@ def norm(
         raise Gathered
     dims = dims_of(dim, x.ndim)
 
-    def function(block: Tensor, dims: Sequence[int]) -> Tensor:
+    def function(block: Tensor, dims: Sequence[int]) -> Any:
         return torch.linalg.vector_norm(block, ord, tuple(dims), True)
 
     return nested(call, x, dims, keepdim, function)
@@ -194,7 +194,7 @@ def most(call: Call, input: Any, *args: Any, **kwargs: Any) -> Any:
         return along(1, None)(call, call.cut(x), *args, **kwargs)
     function = torch.amax if call.name == "max" else torch.amin
 
-    def reduce(block: Tensor, dims: Sequence[int]) -> Tensor:
+    def reduce(block: Tensor, dims: Sequence[int]) -> Any:
         return function(block, tuple(dims), True)
 
     return nested(call, x, dims_of(None, x.ndim), False, reduce)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from linop.layers.resample import Tap, _combined, _cubic, _range
@@ -126,6 +124,3 @@ def _taps(
     return [
         Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
     ]
-
-
-__all__ = ["Gathered", "Tensor", "interpolate", "math"]

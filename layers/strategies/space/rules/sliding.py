@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linop.strategies.space.call import Call, Gathered, count, per_dim
-from linop.strategies.space.layout import Layout, Segments
+from linop.strategies.space.layout import Layout
 
 Pads = Sequence[tuple[int, int]]
 
@@ -347,6 +347,3 @@ def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool
                 parts.append(rows.max(d, keepdim=True)[0])
         block = torch.cat(parts, d)
     return call.wrap(block, out)
-
-
-__all__ = ["Segments", "adaptive_pool", "avg_pool", "conv", "conv_transpose", "max_pool"]
