@@ -32,6 +32,7 @@ from support.strategies.spatial import (
     difference,
     model_equals_one_process,
     noisy,
+    noisy_on_ranks,
     strips_from,
     takes_blocks,
     unet,
@@ -122,6 +123,11 @@ def test_random_numbers() -> None:
         for result in results:
             assert difference(result, found[0][0]) <= TOLERANCE
     assert (found[0][0] == found[0][0].flatten()[0]).sum() < 100
+
+
+@needs_mpi
+def test_random_numbers_on_ranks() -> None:
+    on_ranks(2, noisy_on_ranks)
 
 
 def test_saved_memory() -> None:

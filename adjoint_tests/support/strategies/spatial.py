@@ -236,11 +236,25 @@ class Noisy(torch.nn.Module):
         self.first = torch.nn.Conv2d(2, 4, 3, padding=1)
         self.whole = torch.nn.Dropout(0.3)
         self.channels = torch.nn.Dropout2d(0.5)
+        self.attention = torch.nn.MultiheadAttention(4, 2, 0.4, batch_first=True)
+        self.alpha = torch.nn.AlphaDropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.channels(self.whole(self.first(x)))
+        tokens = x.flatten(2).transpose(1, 2)
+        seen, _ = self.attention(tokens, tokens, tokens)
+        x = self.alpha(x + seen.transpose(1, 2).reshape(x.shape))
+        small = self.whole(torch.nn.functional.avg_pool2d(x, (2, 6)))  # whole on some grids
+        x = x + self.channels(small.mean((2, 3), keepdim=True))
         kept = torch.empty(x.shape[0], 1, 1, 1, dtype=x.dtype).bernoulli_(0.5)
         return x * kept + torch.rand(4, 1, 1, dtype=x.dtype)
+
+
+def noisy_on_ranks(backend: Backend) -> None:
+    """Contract: workers whose generators differ draw the same."""
+    torch.manual_seed(100 + (backend.worker or 0))
+    found = agreement_of(backend).gather_objects(noisy(backend, (2, 1)).tolist(), "compare")
+    assert found[0] == found[1]
 
 
 def noisy(backend: Backend, extents: Sequence[int]) -> Tensor:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from linop.errors import PartitionError
 from linop.strategies.space.call import Call, Gathered, Refused
 from linop.strategies.space.cut_tensor import CutTensor
+from linop.strategies.space.draws import resumed
+from linop.strategies.space.opening import opened
 from linop.strategies.space.places import line, place
 from linop.strategies.space.rules.elementwise import elementwise
 from linop.strategies.space.rules.table import PYTHON, QUIET, REFUSED, RULES, pointwise
@@ -58,8 +58,9 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return rule(call, *args, **kwargs)
             except Gathered:
                 pass
-        elif is_python and (opened := _opened(func)) is not None:
-            return opened(*args, **kwargs)
+        elif is_python and (body := opened(func)) is not None:
+            with resumed():
+                return body(*args, **kwargs)
         return _of_whole(call, args, kwargs)
     except Refused as refusal:
         raise PartitionError(f"{place()}{name} {refusal}") from None
@@ -100,7 +101,8 @@ def _of_whole(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     if name not in QUIET:
         _warn(f"{place()}{name}", line())
     args, kwargs = tree_map(_whole, (args, kwargs))
-    return call.function(*args, **kwargs)
+    with resumed():
+        return call.function(*args, **kwargs)
 
 
 def _warn(what: str, where: str) -> None:
@@ -118,29 +120,3 @@ _WARNED: set[tuple[str, str]] = set()
 
 def _whole(x: Any) -> Any:
     return x.whole() if isinstance(x, CutTensor) else x
-
-
-def _no(*_: Any) -> bool:
-    return False
-
-
-_CHECKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
-
-
-@cache
-def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A function of torch that is written in Python, without its question whether arguments are of
-    a class of their own: so it runs, and the functions that it calls ask."""
-    inner = inspect.unwrap(func)
-    if not isinstance(inner, types.FunctionType) or not str(inner.__module__).startswith("torch"):
-        return None
-    names = {name: _no for name in _CHECKS if name in inner.__globals__}
-    opened = types.FunctionType(
-        inner.__code__,
-        {**inner.__globals__, **names},
-        inner.__name__,
-        inner.__defaults__,
-        inner.__closure__,
-    )
-    opened.__kwdefaults__ = inner.__kwdefaults__
-    return opened

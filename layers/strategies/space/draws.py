@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from linop.layers.dropout import BITS, random_bits
 from linop.layers.parameters.generator import from_seed_on, seed_of
 from linop.strategies.space.cut_tensor import CutTensor
+from linop.strategies.space.opening import opened
 
+_OPENED = frozenset(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout gumbel_softmax"
+    " rrelu multi_head_attention_forward".split()
+)
+"""Functions that torch writes in Python, which call those that draw."""
 _FUNCTIONS = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like bernoulli normal multinomial"
     " poisson binomial uniform_ normal_ random_ bernoulli_ cauchy_ exponential_ geometric_"
@@ -55,16 +64,58 @@ class Draws(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name not in _FUNCTIONS or kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
-        if any(isinstance(x, CutTensor) for x in (*args, *kwargs.values())) or _is_still(
-            name, args, kwargs
+        if kwargs.get("generator") is not None or any(
+            isinstance(x, CutTensor) for x in (*args, *kwargs.values())
         ):
             return func(*args, **kwargs)
+        if name in _OPENED and (body := opened(func)) is not None:
+            with self.resumed():
+                return body(*args, **kwargs)
+        if name not in _FUNCTIONS or _is_still(name, args, kwargs):
+            return func(*args, **kwargs)
+        if name.rstrip("_") in ("dropout", "feature_dropout"):
+            return _of_whole(name, self.next(), *args, **kwargs)
         device = next((x.device for x in args if isinstance(x, torch.Tensor)), None)
         given = device or torch.device(kwargs.get("device") or torch.get_default_device())
         with from_seed_on(self.next(), given):
             return func(*args, **kwargs)
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Context in a function that this mode was given, in which it is given others again."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
+
+def resumed() -> AbstractContextManager[None]:
+    """That of the call that this thread is in."""
+    return nullcontext() if _HERE.draws is None else _HERE.draws.resumed()
+
+
+def _of_whole(name: str, key: int, x: Tensor, p: float, train: bool = True) -> Tensor:
+    """Dropout of a whole tensor, by the same mask as of one that is cut."""
+    factor = kept(name, key, x, tuple(x.shape), [slice(0, n) for n in x.shape], p)
+    return x.mul_(factor) if name.endswith("_") else x * factor
+
+
+def kept(
+    name: str, key: int, x: Tensor, shape: Sequence[int], where: Sequence[slice], p: float
+) -> Tensor:
+    """What dropout multiplies a block by: zeros with probability p, and 1 / (1 - p).
+
+    Args:
+        name: of the function: "feature…" drops whole channels.
+        key: of the draw.
+        x: the block.
+        shape, where: of the whole tensor, and the block's indices in it.
+    """
+    seed = torch.tensor(key - 2**64 if key >= 2**63 else key, device=x.device)
+    dims = 2 if name.startswith("feature") else None
+    bits = random_bits(seed, shape, where, dims)
+    return (bits >= int(p * 2**BITS)).to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0)
 
 
 def _is_still(name: str, args: Any, kwargs: Any) -> bool:

@@ -6,24 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from linop.layers.dropout import BITS, random_bits
 from linop.strategies.space.call import Call, Gathered, Refused
-from linop.strategies.space.draws import next_key
-
-
-def _kept(call: Call, x: Any, p: float, dims: int | None) -> Tensor:
-    key = next_key()
-    if key is None:
-        raise Refused(
-            "draws random numbers outside of a call of the spatial module, where its workers would "
-            "draw different ones"
-        )
-    where = [slice(*call.grid.range_of(x.blocks, d)) for d in range(x.ndim)]
-    seed = torch.tensor(key - 2**64 if key >= 2**63 else key, device=x.device)
-    return random_bits(seed, x.blocks.shape, where, dims) >= int(p * 2**BITS)
+from linop.strategies.space.draws import kept, next_key
+from linop.strategies.space.saving import saving
 
 
 def dropout(call: Call, input: Any, p: float = 0.5, train: bool = True) -> Any:
@@ -33,9 +18,17 @@ def dropout(call: Call, input: Any, p: float = 0.5, train: bool = True) -> Any:
         return x
     if not 0 <= p <= 1:
         raise Gathered
-    dims = 2 if call.name.startswith("feature") else None
-    factor = _kept(call, x, p, dims).to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0)
+    key = next_key()
+    if key is None:
+        raise Refused(
+            "draws random numbers outside of a call of the spatial module, where its workers would "
+            "draw different ones"
+        )
+    where = [slice(*call.grid.range_of(x.blocks, d)) for d in range(x.ndim)]
+    factor = kept(call.name, key, x.block, x.blocks.shape, where, p)
     if call.name.endswith("_"):
+        if (here := saving()) is not None:
+            here.changes(x.block)
         x.block.mul_(factor)
         return x
     return call.wrap(x.block * factor, x.blocks)
