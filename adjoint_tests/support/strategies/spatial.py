@@ -89,10 +89,11 @@ def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float,
 
 
 def as_torch_means(net: torch.nn.Module) -> torch.nn.Module:
-    """A module whose batch norms get contiguous gradients: torch 2.13 computes wrong ones of those
-    with other strides of dimensions of extent 1 (`test_spatial_networks` shows it)."""
+    """A module whose batch norms get contiguous inputs and gradients: torch 2.13 computes wrong
+    gradients of others, where the two have different strides (`test_spatial_networks` shows it)."""
     for one in net.modules():
         if isinstance(one, torch.nn.modules.batchnorm._NormBase):
+            one.register_forward_pre_hook(lambda m, xs: (xs[0].contiguous(),))
             one.register_forward_hook(lambda m, x, y: y.reshape(-1).reshape(y.shape))
     return net
 
