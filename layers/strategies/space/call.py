@@ -12,6 +12,7 @@ from torch import Tensor
 from linop.strategies.space.cut_tensor import CutTensor, wrapped
 from linop.strategies.space.grid import Grid
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
+from linop.strategies.space.saving import saving
 
 
 class Gathered(Exception):
@@ -54,8 +55,13 @@ class Call:
 
     def to(self, x: Tensor, target: Layout, segments: Any = ()) -> Tensor:
         """This worker's block of an argument in a layout."""
-        block = x.block if isinstance(x, CutTensor) else x
-        return self.grid.move(block, self.layout(x), target, segments)
+        if not isinstance(x, CutTensor):
+            return self.grid.move(x, self.layout(x), target, segments)
+        block = x.block
+        moved = self.grid.move(block, x.blocks, target, segments)
+        if (here := saving()) is not None and (inside := here.inside_of(block)) is not None:
+            x.block = inside  # the block's own memory is free
+        return moved
 
     def uncut(self, x: Any, dims: Sequence[int]) -> Any:
         """A tensor that is not cut in some dimensions: they are gathered on the workers that share

@@ -122,10 +122,10 @@ class _Exchange:
         for one, at, layout in self.steps:
             x = self._joined(x, one, at, layout)
         if here is not None and self._inside is not None:
-            inside = x.detach()
+            inside = x
             for d, first, length in self._inside:
                 inside = inside.narrow(d, first, length)
-            here.extended(block.detach(), inside)
+            here.extended(block, inside)
         return x
 
     def _joined(self, x: Tensor, one: _Dimension, at: int, layout: Layout) -> Tensor:

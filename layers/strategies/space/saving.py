@@ -62,6 +62,7 @@ class Saving:
         self._known: dict[int, list[weakref.ref[_Saved]]] = {}
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._before: Saving | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> Saving:
         self._before, _HERE.saving = _HERE.saving, self
@@ -72,6 +73,7 @@ class Saving:
         self._hooks.__exit__(*error)
         _HERE.saving = self._before
         self._known.clear()
+        self._last = None
 
     def _pack(self, tensor: Tensor) -> Any:
         if type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter):
@@ -86,7 +88,8 @@ class Saving:
 
     def extended(self, block: Tensor, inside: Tensor) -> None:
         """What has been saved of a block is taken from a view with the same values from now on."""
-        moved = []
+        self._last = block, inside
+        inside, moved = inside.detach(), []
         for saved in self._of(block):
             t = saved.tensor
             same = t.data_ptr(), t.shape, t.stride(), t.dtype
@@ -95,6 +98,12 @@ class Saving:
                 moved.append(saved)
         left = [weakref.ref(one) for one in self._of(block) if one not in moved]
         self._known[_memory(block)] = left
+
+    def inside_of(self, block: Tensor) -> Tensor | None:
+        """The view that may stand for a block which was extended last; asked for once."""
+        last, self._last = self._last, None
+        # A leaf has its gradient, and nothing has saved it.
+        return last[1] if last is not None and last[0] is block and not block.is_leaf else None
 
     def changes(self, block: Any) -> None:
         """A block is changed in place."""
