@@ -327,6 +327,15 @@ def test_checkpoints_and_parts_without_gradient() -> None:
     on_threads(4, model_equals_one_process, lambda: (copy.deepcopy(net), [x]), (), (2, 2), (2, 3))
 
 
+def test_random_numbers_in_checkpoints_are_refused() -> None:
+    def checkpointed(y: Tensor) -> Any:
+        draws = nn.Dropout(0.5) if y.ndim == 4 else None
+        return torch.utils.checkpoint.checkpoint(draws, y, use_reentrant=False)
+
+    for said in refusals(checkpointed):
+        assert "random numbers in torch.utils.checkpoint" in said
+
+
 def test_second_derivatives() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, 2)).double()
     x = torch.randn(2, 1, 12, 8, dtype=torch.float64)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from linop.errors import PartitionError
 from linop.layers.dropout import BITS, random_bits
 from linop.layers.parameters.generator import from_seed_on, seed_of
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.opening import opened
+from linop.strategies.space.places import place
 
+_CHECKPOINT = torch.utils.checkpoint.__file__
 _OPENED = frozenset(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout gumbel_softmax"
     " rrelu multi_head_attention_forward".split()
@@ -45,7 +50,16 @@ class Draws(TorchFunctionMode):
         self._before: Any = None
 
     def next(self) -> int:
-        """A new key."""
+        """A new key.
+
+        Raises:
+            PartitionError: what draws is computed again in backward, where it would draw others.
+        """
+        if _in_a_checkpoint():
+            raise PartitionError(
+                f"{place()}random numbers in torch.utils.checkpoint, in a module that is cut in "
+                f"space: they could not be repeated in backward; draw them outside of checkpoints"
+            )
         if not self._count:
             self._seed = self._make()
         self._count += 1
@@ -88,6 +102,15 @@ class Draws(TorchFunctionMode):
             yield
         finally:
             super().__exit__(None, None, None)
+
+
+def _in_a_checkpoint() -> bool:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def resumed() -> AbstractContextManager[None]:
