@@ -19,6 +19,8 @@ from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
 from linop.strategies.pipelines.pipeline import Pipeline
 from linop.strategies.pipelines.splitting import split
+from linop.strategies.space.cut_tensor import CutTensor
+from linop.strategies.space.spatial import Spatial, spatial
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 from linop.strategies.tensor.parallelize import parallelize_module
 from linop.strategies.tensor.styles import (
@@ -33,6 +35,7 @@ __all__ = [
     "Axis",
     "ColwiseParallel",
     "CrossEntropyLoss",
+    "CutTensor",
     "DataParallel",
     "GradientError",
     "Mesh",
@@ -43,6 +46,7 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "ShardedOptimizer",
+    "Spatial",
     "check",
     "checkpoint",
     "equal_batches",
@@ -51,6 +55,7 @@ __all__ = [
     "load_full_state_dict",
     "offload",
     "parallelize_module",
+    "spatial",
     "split",
     "unsharded",
 ]

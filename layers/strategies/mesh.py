@@ -24,12 +24,14 @@ class Axis:
         index: this worker's position among them.
         backend: the group's own, where this worker has the number `index`; layers, plans and
             pipelines made under ``linop.backends.use(axis.backend)`` are the group's.
+        extents: of the axes that it joins; empty for one that no mesh has made.
     """
 
     name: str
     workers: tuple[int, ...]
     index: int
     backend: Backend
+    extents: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -129,7 +131,8 @@ class Mesh:
             tuple(slice(None) if k in numbers else c for k, c in enumerate(at))
         ].workers
         part = self.backend.part(line) if isinstance(self.backend, Worker) else self.backend
-        return Axis(given, line, line.index(self._worker), part)
+        extents = tuple(self.partition.shape[k] for k in numbers)
+        return Axis(given, line, line.index(self._worker), part, extents)
 
     def _numbers(self, names: Sequence[str]) -> list[int]:
         numbers = [self.names.index(name) for name in names if name in self.names]

@@ -1,0 +1,1 @@
+"""Any module of torch cut in space: `linop.strategies.spatial`."""

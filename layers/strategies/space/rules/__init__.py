@@ -1,0 +1,1 @@
+"""Rules of torch's functions on cut tensors, by what the functions mean."""

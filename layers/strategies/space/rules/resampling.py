@@ -1,0 +1,126 @@
+"""Interpolation: each worker gets the input that its block of the output needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from linop.layers.resample import Tap, _combined, _cubic, _range
+from linop.strategies.space.call import Call, Gathered
+from linop.strategies.space.rules.sliding import padded_range
+
+
+def interpolate(
+    call: Call,
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: Any = None,
+    recompute_scale_factor: Any = None,
+    antialias: bool = False,
+) -> Any:
+    """interpolate, of all modes but area and those with antialiasing."""
+    x = call.cut(input)
+    settings = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+    shape = tuple(F.interpolate(torch.empty(x.shape, device="meta"), *settings).shape)
+    if mode == "area":
+        return getattr(F, f"adaptive_avg_pool{x.ndim - 2}d")(x, shape[2:])
+    if antialias or not x.is_floating_point():
+        raise Gathered
+    out = call.grid.follow(call.layout(x), shape)
+    ndim = x.ndim - 2
+    factors: list[float | None] = [None] * ndim
+    if scale_factor is not None and not recompute_scale_factor:
+        given = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor] * ndim
+        factors = [float(f) for f in given]
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    taps = [
+        _taps(mode, bool(align_corners), j, ndim, x.shape[2 + j], shape[2 + j], factors[j], wide)
+        for j in range(ndim)
+    ]
+    whole = _by_torch(call, x, out, mode, align_corners, shape)
+    if whole is not None:
+        return whole
+
+    def needed(j: int, a: int, b: int) -> tuple[int, int]:
+        return _range(taps[j], a, b)
+
+    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    if 0 in call.local_shape(out):
+        return call.wrap(call.grid.empty(out, block.dtype, block), out)
+    for j in reversed(range(ndim)):  # the last dimension first, as torch does
+        a, b = call.grid.range_of(out, 2 + j)
+        start = needed(j, a, b)[0] if 2 + j in out.cut else 0
+        mine = [
+            Tap(t.indices[a:b] - start, None if t.weight is None else t.weight[a:b])
+            for t in taps[j]
+        ]
+        block = _combined(block, 2 + j, mine)
+    return call.wrap(block.to(x.dtype), out)
+
+
+def _by_torch(
+    call: Call, x: Any, out: Any, mode: str, align_corners: Any, shape: Sequence[int]
+) -> Any:
+    """By torch's own function on a block with some rows beside it, of which the result is cropped:
+    where every extent grows by a whole number, and coordinates are those of centres. None
+    elsewhere."""
+    ratios = [m // n for n, m in zip(x.shape[2:], shape[2:], strict=True)]
+    if align_corners or any(
+        r < 1 or r * n != m for r, n, m in zip(ratios, x.shape[2:], shape[2:], strict=True)
+    ):
+        return None
+    ndim = len(ratios)
+    halo = 0 if mode.startswith("nearest") else 2 if mode == "bicubic" else 1
+
+    def needed(j: int, a: int, b: int) -> tuple[int, int]:
+        r, n = ratios[j], x.shape[2 + j]
+        return max(a // r - halo, 0), min(-(-b // r) + halo, n)
+
+    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    if 0 in call.local_shape(out):
+        return call.wrap(call.grid.empty(out, block.dtype, block), out)
+    result = F.interpolate(
+        block, scale_factor=[float(r) for r in ratios], mode=mode, align_corners=align_corners
+    )
+    crop = []
+    for j in range(ndim):
+        a, b = call.grid.range_of(out, 2 + j)
+        start = needed(j, a, b)[0] * ratios[j] if 2 + j in out.cut else 0
+        crop.append(slice(a - start, b - start))
+    if any(c.start or c.stop != m for c, m in zip(crop, result.shape[2:], strict=True)):
+        result = result[(slice(None), slice(None), *crop)]
+    return call.wrap(result, out)
+
+
+def _taps(
+    mode: str, align: bool, j: int, ndim: int, n: int, m: int, factor: float | None, dtype: Any
+) -> list[Tap]:
+    """Terms of the outputs along a dimension, as in ATen's UpSample.h."""
+    if mode.startswith("nearest"):
+        # torch's own rounding, which depends on the dtype and on the number of dimensions.
+        indices = torch.arange(n, dtype=dtype).reshape(
+            [n if k == j else 1 for k in range(-2, ndim)]
+        )
+        size = [m if k == j else 1 for k in range(ndim)] if factor is None else None
+        scales = None if factor is None else [factor if k == j else 1.0 for k in range(ndim)]
+        return [Tap(F.interpolate(indices, size, scales, mode).flatten().long(), None)]
+    at, cubic = torch.arange(m, dtype=dtype), mode == "bicubic"
+    if m == n and not cubic and (align or factor is None or factor == 1):
+        return [Tap(at.long(), None)]
+    if align:
+        at = at * ((n - 1) / (m - 1) if m > 1 else 0)
+    else:
+        ratio = torch.tensor(n / m if factor is None else 1 / factor, dtype=dtype)
+        at = ratio * (at + 0.5) - 0.5
+        at = at if cubic else at.clamp(min=0)
+    first = at.floor().clamp(max=n - 1)
+    t = (at - first).clamp(0, 1)
+    weights, before = (_cubic(t), 1) if cubic else ([1 - t, t], 0)
+    return [
+        Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
+    ]

@@ -1,0 +1,349 @@
+"""Convolutions, transposed convolutions and pools: the output is cut into balanced blocks, each
+worker gets the input that its block needs (paper, appendix B), and torch computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linop.strategies.space.call import Call, Gathered, count, per_dim
+from linop.strategies.space.layout import Layout
+
+Pads = Sequence[tuple[int, int]]
+
+
+def outputs(n: Sequence[int], pads: Pads, size: Any, stride: Any, dilation: Any) -> tuple[int, ...]:
+    """Extents of the output of a sliding kernel.
+
+    Raises:
+        RuntimeError: it would be empty, as torch's.
+    """
+    rows = zip(n, pads, size, stride, dilation, strict=True)
+    found = tuple((m + a + b - d * (k - 1) - 1) // s + 1 for m, (a, b), k, s, d in rows)
+    if any(m < 1 for m in found):
+        raise RuntimeError(
+            f"kernel of size {tuple(size)} and dilation {tuple(dilation)} for an input of "
+            f"{tuple(n)} with padding {tuple(pads)}: the output would be empty"
+        )
+    return found
+
+
+def batched(call: Call, rule: Any, x: Any, ndim: int, *args: Any, **kwargs: Any) -> Any:
+    """The result for an input without batch; None if it has one."""
+    if x.ndim != ndim + 1:
+        return None
+    return rule(call, x.unsqueeze(0), *args, **kwargs).squeeze(0)
+
+
+def padded_range(
+    call: Call, x: Any, out: Layout, first: int, needed: Any, pads: Pads
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """This worker's block of the input of a kernel, zeros of the padding included where a dimension
+    is cut; and the padding that is left to do in the others.
+
+    Args:
+        out: the layout of the output.
+        first: the first dimension of space.
+        needed: gives the range of the padded input that a range of outputs needs, by dimension of
+            space.
+        pads: (left, right) of each dimension of space.
+    """
+    source = call.layout(x)
+    shape, left = list(source.shape), []
+    bounds = {d: out.bounds[d] for d in out.cut if d < first}
+    segments: list[Any] = []
+    for j, (before, after) in enumerate(pads):
+        d = first + j
+        n = source.shape[d]
+        if d not in out.cut:
+            left.append((before, after))
+            continue
+        left.append((0, 0))
+        shape[d] = n + before + after
+        bounds[d] = tuple(needed(j, a, b) if a < b else (0, 0) for a, b in out.bounds[d])
+        if before or after:
+            segments.append((d, ((before, 0, n),)))
+    target = source.changed(shape, out.axes, bounds)
+    return call.to(x, target, tuple(segments)), left
+
+
+def conv(
+    call: Call,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """conv1d, conv2d, conv3d."""
+    x = call.cut(input)
+    ndim = weight.ndim - 2
+    one = batched(call, conv, x, ndim, weight, bias, stride, padding, dilation, groups)
+    if one is not None:
+        return one
+    size = tuple(weight.shape[2:])
+    steps, spread = per_dim(stride, ndim), per_dim(dilation, ndim)
+    if padding == "same":
+        reach = [d * (k - 1) for d, k in zip(spread, size, strict=True)]
+        pads = [(r // 2, r - r // 2) for r in reach]
+    else:
+        pads = [(p, p) for p in per_dim(0 if padding == "valid" else padding, ndim)]
+    x = call.uncut(x, (1,))
+    if x.shape[1] != weight.shape[1] * groups:
+        raise RuntimeError(
+            f"{call.name}: weight of shape {tuple(weight.shape)} with groups={groups}, and an "
+            f"input of shape {tuple(x.shape)}: {weight.shape[1] * groups} channels expected"
+        )
+    extents = outputs(x.shape[2:], pads, size, steps, spread)
+    out = call.grid.follow(call.layout(x), (x.shape[0], weight.shape[0], *extents))
+
+    def needed(j: int, a: int, b: int) -> tuple[int, int]:
+        return a * steps[j], (b - 1) * steps[j] + spread[j] * (size[j] - 1) + 1
+
+    block, rest = padded_range(call, x, out, 2, needed, pads)
+    w, b = call.beside(weight, out), call.beside(bias, out)
+    mine = call.local_shape(out)
+    if 0 in mine:
+        return call.wrap(call.grid.empty(out, block.dtype, block, w, b), out)
+    if any(before != after for before, after in rest):
+        block, rest = F.pad(block, _flat(rest)), [(0, 0)] * ndim
+    result = call.function(block, w, b, steps, [p for p, _ in rest], spread, groups)
+    return call.wrap(result, out)
+
+
+def _flat(pads: Pads) -> list[int]:
+    return [width for pair in reversed(list(pads)) for width in pair]
+
+
+def conv_transpose(
+    call: Call,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """conv_transpose1d, conv_transpose2d, conv_transpose3d: output o gets input i by the kernel's
+    element j, o = i·stride − padding + j·dilation."""
+    x = call.cut(input)
+    ndim = weight.ndim - 2
+    settings = stride, padding, output_padding, groups, dilation
+    one = batched(call, conv_transpose, x, ndim, weight, bias, *settings)
+    if one is not None:
+        return one
+    size, steps, spread = tuple(weight.shape[2:]), per_dim(stride, ndim), per_dim(dilation, ndim)
+    pads, more = per_dim(padding, ndim), per_dim(output_padding, ndim)
+    x = call.uncut(x, (1,))
+    n = x.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(spread, size, strict=True)]
+    extents = [
+        (m - 1) * s - 2 * p + r + q + 1
+        for m, s, p, r, q in zip(n, steps, pads, reach, more, strict=True)
+    ]
+    if min(extents) < 1 or any(q >= max(s, d) for q, s, d in zip(more, steps, spread, strict=True)):
+        raise Gathered  # torch's error
+    shape = (x.shape[0], weight.shape[1] * groups, *extents)
+    out = call.grid.follow(call.layout(x), shape)
+
+    def needed(j: int, a: int, b: int) -> tuple[int, int]:
+        first = max((a + pads[j] - reach[j]) // steps[j], 0)
+        last = min((b - 1 + pads[j]) // steps[j], n[j] - 1)
+        return min(first, last), last + 1
+
+    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    w, b = call.beside(weight, out), call.beside(bias, out)
+    mine = call.local_shape(out)
+    if 0 in mine:
+        return call.wrap(call.grid.empty(out, block.dtype, block, w, b), out)
+    # Locally there is no padding: what is not of this block is cut off.
+    crop, extra = [], []
+    for j in range(ndim):
+        a, last = call.grid.range_of(out, 2 + j)
+        begin = needed(j, a, last)[0] if 2 + j in out.cut else 0
+        made = begin * steps[j] - pads[j], block.shape[2 + j]
+        end = made[0] + (made[1] - 1) * steps[j] + reach[j] + 1
+        extra.append(max(0, last - end))
+        crop.append(slice(a - made[0], last - made[0]))
+    result = call.function(block, w, b, steps, 0, extra, groups, spread)
+    if any(c.start or c.stop != m for c, m in zip(crop, result.shape[2:], strict=True)):
+        result = result[(slice(None), slice(None), *crop)]
+    return call.wrap(result, out)
+
+
+# Pools
+
+
+def _window(n: int, k: int, s: int, p: int, d: int, ceil: bool) -> tuple[int, int]:
+    """Padding of a pool along a dimension. With `ceil_mode` the right one is enlarged, for a last
+    kernel that begins in the tensor or in the left padding."""
+    reach = d * (k - 1) + 1
+    if not ceil:
+        return p, p
+    found = -(-(n + 2 * p - reach) // s) + 1
+    if (found - 1) * s >= n + p:
+        found -= 1
+    return p, p + max(0, (found - 1) * s + reach - (n + 2 * p))
+
+
+def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: Any) -> Any:
+    """A pool over the last dimensions.
+
+    Args:
+        settings: kernel, stride, padding and dilation, a tuple of each.
+        fill: value of the padding.
+        pool: function of this worker's padded block and of the range of its outputs, by dimension.
+    """
+    size, steps, pads, spread = settings
+    ndim = len(size)
+    first = x.ndim - ndim
+    n = x.shape[first:]
+    rows = zip(n, size, steps, pads, spread, strict=True)
+    both = [_window(*row, ceil) for row in rows]
+    extents = outputs(n, both, size, steps, spread)
+    out = call.grid.follow(call.layout(x), (*x.shape[:first], *extents))
+
+    def clipped(j: int, a: int, b: int) -> tuple[int, int]:
+        begin = a * steps[j] - both[j][0]
+        end = begin + (b - 1 - a) * steps[j] + spread[j] * (size[j] - 1) + 1
+        low = min(max(begin, 0), n[j])
+        return low, max(min(end, n[j]), low)
+
+    block, _ = padded_range(call, x, out, first, clipped, [(0, 0)] * ndim)
+    if 0 in call.local_shape(out):
+        return call.wrap(call.grid.empty(out, block.dtype, block), out)
+    where = [call.grid.range_of(out, first + j) for j in range(ndim)]
+    widths = []
+    for j, (a, b) in enumerate(where):
+        begin = a * steps[j] - both[j][0]
+        end = begin + (b - 1 - a) * steps[j] + spread[j] * (size[j] - 1) + 1
+        low, high = clipped(j, a, b) if first + j in out.cut else (0, n[j])
+        if first + j not in out.cut:
+            end = max(end, high)  # torch leaves unused input out
+        widths.append((low - begin, end - high))
+    flat = _flat(widths)
+    padded = F.pad(block, flat, value=fill) if any(flat) else block
+    return call.wrap(pool(padded, where, n), out)
+
+
+def max_pool(
+    call: Call,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """max_pool1d, max_pool2d, max_pool3d."""
+    x = call.cut(input)
+    if return_indices:
+        raise Gathered
+    ndim = int(call.name[8])
+    size = per_dim(kernel_size, ndim)
+    steps = per_dim(stride, ndim) if stride not in (None, []) else size
+    settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim)
+    function = getattr(F, f"max_pool{ndim}d")
+
+    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
+        return function(block, size, steps, 0, settings[3])  # type: ignore[no-any-return]
+
+    return _pooled(call, x, settings, ceil_mode, -torch.inf, pool)
+
+
+def avg_pool(
+    call: Call,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """avg_pool1d, avg_pool2d, avg_pool3d."""
+    x = call.cut(input)
+    ndim = int(call.name[8])
+    size = per_dim(kernel_size, ndim)
+    steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
+    pads = per_dim(padding, ndim)
+    settings = size, steps, pads, (1,) * ndim
+    whole = count(size, range(ndim))
+
+    def elements(j: int, a: int, b: int, n: int) -> Tensor:
+        begin = torch.arange(a, b) * steps[j] - pads[j]
+        end = (begin + size[j]).clamp(max=n + pads[j])
+        if not count_include_pad:
+            begin, end = begin.clamp(min=0), end.clamp(max=n)
+        return end - begin
+
+    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
+        result: Tensor = call.function(block, size, steps)
+        if divisor_override is not None:
+            return result * (whole / divisor_override)
+        counts = torch.ones((), dtype=torch.float64)
+        for j, (a, b) in enumerate(where):
+            counts = counts[..., None] * elements(j, a, b, n[j])
+        if bool((counts == whole).all()):
+            return result
+        return result * (whole / counts).to(result)
+
+    return _pooled(call, x, settings, ceil_mode, 0.0, pool)
+
+
+def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """adaptive_avg_pool and adaptive_max_pool: output o of m is of the inputs from ⌊o·n/m⌋ to
+    ⌈(o+1)·n/m⌉."""
+    x = call.cut(input)
+    if return_indices:
+        raise Gathered
+    ndim = int(call.name[-2])
+    first = x.ndim - ndim
+    n = x.shape[first:]
+    given = (output_size,) * ndim if isinstance(output_size, int) else tuple(output_size)
+    given = given * ndim if len(given) == 1 else given
+    m = [a if b is None else b for a, b in zip(n, given, strict=True)]
+    if "avg" in call.name and all(k == 1 for k in m):
+        from linop.strategies.space.rules.reductions import mean
+
+        return mean(call, x, tuple(range(first, x.ndim)), True)
+    if min(m) < 1:
+        raise Gathered
+    out = call.grid.follow(call.layout(x), (*x.shape[:first], *m))
+
+    def needed(j: int, a: int, b: int) -> tuple[int, int]:
+        return a * n[j] // m[j], -(-b * n[j] // m[j])
+
+    block, _ = padded_range(call, x, out, first, needed, [(0, 0)] * ndim)
+    if 0 in call.local_shape(out):
+        return call.wrap(call.grid.empty(out, block.dtype, block), out)
+    where = [call.grid.range_of(out, first + j) for j in range(ndim)]
+    if all(p % q == 0 for p, q in zip(n, m, strict=True)):
+        size = [p // q for p, q in zip(n, m, strict=True)]
+        kind = "avg" if "avg" in call.name else "max"
+        return call.wrap(getattr(F, f"{kind}_pool{ndim}d")(block, size), out)
+    # One dimension after the other, the last one first: of equal maxima the first one's in the
+    # order of rows then gets the gradient, as in torch.
+    for j in reversed(range(ndim)):
+        d, begin = first + j, needed(j, where[j][0], where[j][1])[0]
+        if first + j not in out.cut:
+            begin = 0
+        parts = []
+        for o in range(*where[j]):
+            a, b = needed(j, o, o + 1)
+            rows = block.narrow(d, a - begin, b - a)
+            if "avg" in call.name:
+                parts.append(rows.mean(d, keepdim=True))
+            else:
+                parts.append(rows.max(d, keepdim=True)[0])
+        block = torch.cat(parts, d)
+    return call.wrap(block, out)
