@@ -24,7 +24,8 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linop.testing.parallel.recording.shadows import Lifted, Moved, Shadows
+from linop.testing.parallel.recording.records import Lifted, Moved
+from linop.testing.parallel.recording.shadows import Shadows
 
 worlds, sizes = st.integers(2, 5), st.integers(1, 4)
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from linop.testing.parallel.recording.records import Call, Collective, Record
-from linop.testing.parallel.recording.shadows import Lifted, Moved
+from linop.testing.parallel.recording.records import Call, Collective, Lifted, Moved, Record
 
 Matrix = Any
 """A sparse matrix of SciPy's."""

@@ -26,8 +26,7 @@ from linop.testing.parallel.matrices import (
     joined_by_messages,
     matrix,
 )
-from linop.testing.parallel.recording.records import Call, Record
-from linop.testing.parallel.recording.shadows import Lifted
+from linop.testing.parallel.recording.records import Call, Lifted, Record
 from linop.testing.parallel.relations import Kind
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from linop.testing.parallel.mpi.buffers import Area, address_of
-from linop.testing.parallel.recording.shadows import UNKNOWN, ZERO, Moved, Shadows
+from linop.testing.parallel.recording.records import UNKNOWN, ZERO, Moved
+from linop.testing.parallel.recording.shadows import Shadows
 
 _ADDED = {"add": 1.0, "subtract": -1.0}
 _KEPT = {"positive", "conjugate"}

@@ -19,7 +19,7 @@ import torch
 
 from linop.testing.parallel.mpi.array_shadows import PLAIN_NUMPY, ArrayShadows
 from linop.testing.parallel.mpi.buffers import address_of
-from linop.testing.parallel.recording.shadows import UNKNOWN, ZERO
+from linop.testing.parallel.recording.records import UNKNOWN, ZERO
 
 _MOVING = {
     "append", "array_split", "atleast_1d", "atleast_2d", "block", "broadcast_to",

@@ -17,7 +17,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.testing.parallel.recording import records
 from linop.testing.parallel.recording.programs import Program
 from linop.testing.parallel.recording.rank import STACKS, take_part
-from linop.testing.parallel.recording.shadows import Lifted, Moved
+from linop.testing.parallel.recording.records import Lifted, Moved
 
 allow(Lifted, Moved)
 allow(records.Tensor, records.Call, records.Collective, records.Parameter, records.Record)

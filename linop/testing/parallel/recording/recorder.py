@@ -24,9 +24,10 @@ from linop.testing.parallel.recording.records import (
     FORWARD,
     Call,
     Collective,
+    Lifted,
     Tensor,
 )
-from linop.testing.parallel.recording.shadows import Lifted, Shadows
+from linop.testing.parallel.recording.shadows import Shadows
 from linop.testing.parallel.recording.tensors import (
     local,
     numbers,

@@ -4,12 +4,13 @@ made them, its collectives, its parameters. Data, which ranks send to who compar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
 """Phases: before, inside and behind (between) backward passes."""
+ZERO, UNKNOWN = 0, -1
+"""Numbers of elements that are zero, and of those that are no linear function of arguments."""
 
 
 @dataclass
@@ -141,6 +142,49 @@ class Parameter:
 
 
 @dataclass
+class Moved:
+    """A collective inside of a function.
+
+    Attributes:
+        number: of the `Collective`.
+        given, made: numbers of elements of its arguments and results, flat, one array for each
+            tensor.
+    """
+
+    number: int
+    given: list[np.ndarray]
+    made: list[np.ndarray]
+
+
+@dataclass
+class Lifted:
+    """What the forward or the backward of a function does on one rank.
+
+    Attributes:
+        call: the number of the function's call.
+        backward: True for the backward.
+        given, made: numbers of elements of arguments and results, shaped; arguments that are no
+            floating-point tensors have empty arrays.
+        sums: triples of result, argument and coefficient, as three arrays.
+        unknown: the name of an operation that is not linear; empty if there is none.
+        values, results: the numbers of arguments and results, if operations may have been missed:
+            the matrix must make the one of the other. Else empty.
+        overwritten: positions of arguments that the function has changed, unknown to torch.
+    """
+
+    call: int
+    backward: bool
+    given: list[np.ndarray] = field(default_factory=list)
+    made: list[np.ndarray] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    sums: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    unknown: str = ""
+    values: list[np.ndarray] = field(default_factory=list)
+    results: list[np.ndarray] = field(default_factory=list)
+    overwritten: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Record:
     """One step of a program on one rank.
 
@@ -149,7 +193,7 @@ class Record:
         notes: what was changed in the program so that it can be compared.
         modules: paths of modules, and their classes.
         unsynchronized: lines of the program that keep data parallelism from summing gradients.
-        lifted: of `autograd.Function`s with collectives, `shadows.Lifted`.
+        lifted: of `autograd.Function`s with collectives, `Lifted`.
     """
 
     rank: int
@@ -160,5 +204,5 @@ class Record:
     parameters: dict[str, Parameter]
     notes: list[str] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
-    lifted: list[Any] = field(default_factory=list)
+    lifted: list[Lifted] = field(default_factory=list)
     unsynchronized: list[str] = field(default_factory=list)

@@ -9,14 +9,12 @@ of the results tell which elements of arguments and of collectives they are: a m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-ZERO, UNKNOWN = 0, -1
-"""Numbers of elements that are zero, and of those that are no linear function of arguments."""
+from linop.testing.parallel.recording.records import UNKNOWN, ZERO, Lifted, Moved
 
 _MADE = {"empty", "empty_like", "zeros", "zeros_like", "new_empty", "new_zeros", "empty_strided",
          "new_empty_strided"}  # fmt: skip
@@ -25,49 +23,6 @@ _COPIED = {"clone", "cat", "stack", "index_select", "index", "gather", "roll", "
            "index_copy", "unfold_copy", "split_with_sizes_copy", "chunk_cat"}  # fmt: skip
 _ADDED = {"add": 1.0, "add_": 1.0, "sub": -1.0, "sub_": -1.0}
 _SCALED = {"mul", "mul_", "div", "div_", "neg", "neg_"}
-
-
-@dataclass
-class Moved:
-    """A collective inside of a function.
-
-    Attributes:
-        number: of the `records.Collective`.
-        given, made: numbers of elements of its arguments and results, flat, one array for each
-            tensor.
-    """
-
-    number: int
-    given: list[np.ndarray]
-    made: list[np.ndarray]
-
-
-@dataclass
-class Lifted:
-    """What the forward or the backward of a function does on one rank.
-
-    Attributes:
-        call: the number of the function's call.
-        backward: True for the backward.
-        given, made: numbers of elements of arguments and results, shaped; arguments that are no
-            floating-point tensors have empty arrays.
-        sums: triples of result, argument and coefficient, as three arrays.
-        unknown: the name of an operation that is not linear; empty if there is none.
-        values, results: the numbers of arguments and results, if operations may have been missed:
-            the matrix must make the one of the other. Else empty.
-        overwritten: positions of arguments that the function has changed, unknown to torch.
-    """
-
-    call: int
-    backward: bool
-    given: list[np.ndarray] = field(default_factory=list)
-    made: list[np.ndarray] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
-    sums: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
-    unknown: str = ""
-    values: list[np.ndarray] = field(default_factory=list)
-    results: list[np.ndarray] = field(default_factory=list)
-    overwritten: list[int] = field(default_factory=list)
 
 
 class Shadows:
