@@ -103,7 +103,7 @@ def halo_geometry(
     X = TensorSpace(shape, partition)
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
     geometry = _geometry(X, kernels)
-    return {w: _of_worker(X, geometry, w) for w in partition.workers}
+    return {w: _of_worker(X, geometry, w) for w in X.partition.workers}
 
 
 @records_origin

@@ -65,7 +65,8 @@ class Finding:
 
     def __str__(self) -> str:
         head = Verdict(self.kind, self.detail)
-        lines = [f"{', '.join(self.parameters)}", f"    {head}", f"    where:    {self.place}"]
+        named = ", ".join(self.parameters) or self.origin
+        lines = [named, f"    {head}", f"    where:    {self.place}"]
         if self.origin:
             lines.append(f"    origin:   {self.origin}")
         if self.operator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -262,15 +263,23 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
             if averaged(context):  # behind the backward pass
                 each = {rank: k / len(context.ranks) for rank, k in each.items()}
             detail = ", ".join(f"{factor_text(k)} on rank {r}" for r, k in each.items())
+            if max(each.values()) - min(each.values()) < 1e-9:
+                detail = factor_text(next(iter(each.values())))
     elif calls:
         place = Place(calls[-1].module, calls[-1].line, calls[-1].text)
-    why = "All tensors up to the loss are the twin's; the losses of the ranks are put together "
-    why += (
-        "with other weights than the twin's: a mean of means is the mean of everything only where "
-        "all ranks have the same number of elements; weigh each by its own number."
-        if kind is Kind.FACTOR
-        else "in another way."
-    )
+    losses = [record.loss for record in (*context.ranks.values(), context.twin)]
+    if not all(map(math.isfinite, losses)):
+        why = "The loss is not finite; all tensors up to it are the twin's."
+        return Finding(Kind.OTHER, "", parameters, place, "", why, "the loss")
+    how = "in another way"
+    if kind is Kind.FACTOR:
+        how = "with another factor than the twin's"
+    if kind is Kind.FACTOR and "rank" in detail:
+        how = (
+            "with other weights than the twin's: a mean of means is the mean of everything only "
+            "where all ranks have the same number of elements; weigh each by its own number"
+        )
+    why = f"All tensors up to the loss are the twin's; the losses of the ranks are put together {how}."
     return Finding(kind, detail, parameters, place, "", why, "the loss")
 
 

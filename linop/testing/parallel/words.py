@@ -29,7 +29,7 @@ def factor_text(k: float) -> str:
         top = round(k * bottom)
         if top and abs(k * bottom - top) < 1e-7 * bottom:
             return str(top) if bottom == 1 else f"{top}/{bottom}"
-    return f"{k:.6g}"
+    return f"{k:.12g}" if abs(k - 1) < 1e-4 else f"{k:.6g}"
 
 
 def _factor_of(k: float, context: Context) -> str:

@@ -22,6 +22,12 @@ _DROPOUTS = {
 } | {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
 
 
+RANDOM = {
+    "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "randint",
+    "normal", "normal_", "uniform_", "multinomial", "poisson", "rrelu", "exponential_", "randperm",
+    "gumbel_softmax", "random_", "randint_like",
+}  # fmt: skip
+"""Functions that draw random numbers."""
 _HALVES = torch.float16, torch.bfloat16
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,8 @@ def run(
                     one.kill()
             for one in started:
                 one.join()
-        return _read(Path(folder), workers, seconds)
+        ended = {rank: one.exitcode for rank, one in enumerate(started)}
+        return _read(Path(folder), workers, seconds, ended)
 
 
 def _in_fork(*args: Any) -> None:
@@ -131,20 +133,25 @@ def _wait(started: Sequence[Any], seconds: float) -> None:
         time.sleep(1.0)
 
 
-def _read(folder: Path, workers: int, seconds: float) -> Records:
+def _read(folder: Path, workers: int, seconds: float, ended: dict[int, int | None]) -> Records:
     """The records.
+
+    Args:
+        ended: the processes' statuses.
 
     Raises:
         ArgumentError, BackendError: some process has written none.
     """
     paths = [folder / f"{rank}.record" for rank in range(workers)]
     if not all(path.exists() for path in paths):
-        raise failure(folder, workers, seconds)
+        raise failure(folder, workers, seconds, ended)
     found = [decoded(path.read_bytes()) for path in paths]
     return [one for one, _ in found], found[0][1]
 
 
-def failure(folder: Path, workers: int, seconds: float) -> Exception:
+def failure(
+    folder: Path, workers: int, seconds: float, ended: dict[int, int | None] | None = None
+) -> Exception:
     """The reason why a process has written no record."""
     errors = {r: folder / f"{r}.error" for r in range(workers)}
     texts = {r: path.read_text() for r, path in errors.items() if path.exists()}
@@ -154,6 +161,12 @@ def failure(folder: Path, workers: int, seconds: float) -> Exception:
         return ArgumentError(f"rank {rank}: {text}")
     stacks = {r: (folder / f"{r}.stack").read_text() for r in range(workers)
               if (folder / f"{r}.stack").exists()}  # fmt: skip
+    for rank, status in (ended or {}).items():
+        if rank not in texts and status is not None and status not in (0, -signal.SIGKILL):
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            texts[rank] = f"its process has ended {how}"
+    # Who has failed by itself first, then those that noticed.
+    texts = dict(sorted(texts.items(), key=lambda one: "Connection closed by peer" in one[1]))
     if texts:
         head = f"ranks {', '.join(map(str, texts))} of the program failed"
         return BackendError("\n".join([f"{head}:", *(f"rank {r}: {t}" for r, t in texts.items())]))

@@ -7,6 +7,8 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from datetime import timedelta
@@ -21,6 +23,13 @@ STACKS = signal.SIGUSR1
 """The signal at which a process writes the stacks of its threads."""
 
 
+def _ends_with_its_parent(parent: int) -> None:
+    """Nobody reads what a rank finds once the process that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def take_part(
     program: Any, rank: int, world: int, folder: str, dtype: str, seconds: float, trace: bool
 ) -> None:
@@ -32,6 +41,7 @@ def take_part(
         seconds: the longest time; `STACKS` makes the process write its stacks.
     """
     place = Path(folder)
+    threading.Thread(target=_ends_with_its_parent, args=(os.getppid(),), daemon=True).start()
     # Not `faulthandler.dump_traceback_later`, whose thread a fork does not have.
     stacks = (place / f"{rank}.stack").open("w")
     faulthandler.register(STACKS, file=stacks, all_threads=True)

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn.modules import module as hooks
 
 from linop.testing.parallel.recording.collectives import described
-from linop.testing.parallel.recording.modes import Functions, Moves
+from linop.testing.parallel.recording.modes import RANDOM, Functions, Moves
 from linop.testing.parallel.recording.records import (
     AFTER,
     BACKWARD,
@@ -260,6 +260,11 @@ class Recorder:
         call = self._call(name, inputs)
         found = [one for one in tensors_in(result) if one is not None]
         call.outputs = [self.seen(one, call.number) for one in found]
+        if name in RANDOM and call.phase == FORWARD:
+            self.notes.append(
+                f"random numbers are drawn at {call.line} ({name}): what follows is compared only "
+                f"if both models draw the same"
+            )
         if call.phase == AFTER:
             for one in inputs:
                 if name_ := self._grads.get(storage_of(one)):

@@ -31,6 +31,7 @@ class Shadows:
     def __init__(self, call: int, backward: bool, given: Sequence[torch.Tensor | None]) -> None:
         self.lifted = Lifted(call, backward)
         self._next = 1
+        self._blind = False
         self._stores: dict[int, torch.Tensor] = {}
         self._kept: list[Any] = []
         for one in given:
@@ -44,12 +45,21 @@ class Shadows:
         fresh = torch.arange(self._next, self._next + tensor.numel()).reshape(tensor.shape)
         if known is not None and bool((known != ZERO).any()):
             return known.numpy().copy()  # one tensor given twice
+        if 0 in tensor.stride() and tensor.numel() > 1:  # elements that are the same memory
+            view = self._made(tensor)
+            store = self._stores[tensor.untyped_storage().data_ptr()]
+            store.copy_(torch.arange(self._next, self._next + store.numel()))
+            self._next += store.numel()
+            return view.numpy().copy()
         self._next += tensor.numel()
         self._set(tensor, fresh)
         return fresh.numpy().copy()
 
     def finish(self, made: Sequence[torch.Tensor | None]) -> Lifted:
         for one in made:
+            if self._blind and one is not None and _is_tracked(one):
+                self.lifted.made.append(np.full(tuple(one.shape), UNKNOWN))
+                continue
             shadow = self._view(one) if one is not None and _is_tracked(one) else None
             if shadow is None:
                 shape = () if one is None else tuple(one.shape)
@@ -107,13 +117,21 @@ class Shadows:
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation of torch, after it has run."""
+        try:
+            self._followed(func, args, kwargs, result)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # The program goes on, and the movement is not decided.
+            self.lifted.unknown = self.lifted.unknown or str(func)
+            self._blind = True
+
+    def _followed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func._schema.name.partition("::")[2]
         with torch._C.DisableTorchFunction():
             outputs = [one for one in _flat(result) if _is_tracked(one)]
             inputs = [one for one in _flat((args, kwargs)) if _is_tracked(one)]
             places = {one.untyped_storage().data_ptr() for one in inputs}
-            if not outputs:
-                return
+            if not outputs or not (inputs or name in _MADE):
+                return  # constants
             if name.endswith("_") and not name.endswith("__"):
                 self._in_place(name, args, kwargs)
             elif all(one.untyped_storage().data_ptr() in places for one in outputs):
@@ -230,6 +248,7 @@ def _is_tracked(value: Any) -> bool:
         and (value.is_floating_point() or value.is_complex())
         and value.layout == torch.strided
         and not value.is_meta
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         and type(value) in (torch.Tensor, torch.nn.Parameter)
     )
 

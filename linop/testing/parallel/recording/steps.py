@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -41,13 +42,13 @@ def recorded(
         _check_alike(twin, again)
         net = _built("model", program.model, twin)
         _check_apart(net, twin)
-        batch = _converted(program.batch(), dtype)
+        batch, whole = (_converted(program.batch(), dtype) for _ in range(2))
         mine = batch if program.mine is None else program.mine(batch, rank, world)
         known = {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}
         known |= {name for name, _ in twin.named_modules()}
         way = trace, program.optimizer, known, make
         record = _step(net, _own_step(program), mine, rank, *way)
-        reference = _step(again, _twins_step(program), batch, rank, *way)
+        reference = _step(again, _twins_step(program), whole, rank, *way)
         for name, one in record.parameters.items():
             theirs = reference.parameters.get(name)
             if theirs is not None:
@@ -98,8 +99,10 @@ def _numbers_of(dtype: torch.dtype) -> Iterator[None]:
 def _converted(value: Any, dtype: torch.dtype) -> Any:
     """With its floating-point numbers in a dtype; complex ones in that of their parts."""
     if isinstance(value, torch.nn.Module):
-        return value.to(dtype)
+        return value._apply(lambda tensor: _converted(tensor, dtype))
     if isinstance(value, torch.Tensor):
+        if value.is_complex() and dtype in (torch.float32, torch.float64):
+            return value.to(dtype.to_complex())
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: _converted(one, dtype) for key, one in value.items()}
@@ -130,9 +133,20 @@ def _twins_step(program: Program) -> Callable[[Any, Any], Any]:
 
 
 def _output(model: Any, given: Any) -> Any:
-    if isinstance(given, dict):
+    """The model's output. A tuple or dict is passed as several arguments if the forward has them,
+    else as one."""
+    inner = model
+    while isinstance(getattr(inner, "module", None), torch.nn.Module):
+        inner = inner.module
+    parameters = inspect.signature(inner.forward).parameters.values()
+    names = {one.name for one in parameters if one.kind is not one.VAR_POSITIONAL}
+    needed = [one for one in parameters if one.default is one.empty
+              and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]  # fmt: skip
+    if isinstance(given, dict) and names.issuperset(given):
         return model(**given)
-    return model(*given) if isinstance(given, tuple) else model(given)
+    if isinstance(given, tuple) and len(needed) > 1:
+        return model(*given)
+    return model(given)
 
 
 def _step(
@@ -163,6 +177,14 @@ def _step(
             recorder.finished()
     for hook in removed:
         hook.remove()
+    if not isinstance(loss, torch.Tensor | float | int) or (
+        isinstance(loss, torch.Tensor) and loss.numel() != 1
+    ):
+        given = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else repr(loss)
+        raise ArgumentError(
+            f"step() or loss() returned {given}, the loss of the whole batch expected, a number or "
+            f"a tensor of one element"
+        )
     gradients = {
         name: None if one.grad is None else _whole(one.grad) for name, one in named.items()
     }

@@ -27,8 +27,11 @@ _HIDDEN = tuple({str(way) for place in _PLACES for way in (place, place.resolve(
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray | None:
-    """A copy of a tensor as an array, bfloat16 as float32; None if it is too large."""
+    """A copy of a tensor as an array, bfloat16 as float32; None if it is too large, or has no
+    memory of its own."""
     if tensor.numel() > LARGEST or tensor.is_meta:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     own = local(tensor.detach())
     if own.layout != torch.strided:
@@ -70,7 +73,11 @@ def own_file(path: str) -> None:
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Where the elements of a tensor lie, and how many they are."""
     own = local(tensor)
-    return (0 if own.is_meta or not own.numel() else own.data_ptr()), own.numel()
+    if own.is_meta or own.layout != torch.strided or not own.numel():
+        return 0, own.numel()
+    if torch._C._functorch.is_functorch_wrapped_tensor(own):
+        return 0, own.numel()
+    return own.data_ptr(), own.numel()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
