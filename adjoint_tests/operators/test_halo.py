@@ -406,7 +406,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[LinopError], str]] = {
                   "kernel_size: (3, 0); each is at least 1"),
     "grid": (lambda: linop.halo_geometry(6, Partition((2, 2)), 3), PartitionError,
              "grid axis 1 of Partition((2, 2)) splits dimension 1, which a tensor of shape (6,)"),
-    "no grid": (lambda: linop.halo_geometry(6, "x", 3), ArgumentError, "expected a Partition, given"),
+    "no grid": (lambda: linop.halo_geometry(6, "x", 3), ArgumentError, "expected a Partition,"),
     "turned": (lambda: linop.halo_exchange(linop.shift(LINE, 1).codomain, 3), PartitionError,
                FOLLOW),
     "dropped": (lambda: linop.halo_exchange(linop.shift(LINE, 1, periodic=False).codomain, 3),

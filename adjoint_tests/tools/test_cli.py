@@ -174,7 +174,7 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
     for side in ("operator", "adjoint"):
         _, _, plans = result.output.partition(f"{target}, {side}, worker 1: before any pass")
         steps = plans.split("worker 1: after ")
-        before, apart, levels, shares, collectives, fused, stored = steps[:7]
+        before, apart, levels, shares, collectives, inside, fused, stored = steps[:8]
         assert "all-reduce over workers 0, 1" in before
         assert "send 100000 elements to 0: x@1" in before
         assert apart.splitlines()[:2] == ["factored_products", "the same"]
@@ -183,6 +183,7 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
         assert collectives.splitlines()[:2] == ["in_collectives", "the same"]
+        assert inside.splitlines()[:2] == ["added_inside", "the same"]
         assert "share 1 of sum 0 = message from 0 at 0 + x@1[50000:100000]" in fused
         assert "share 1 of sum 0[50000] within x@1[50000:100000]" in stored
         text = plans.split("worker 1: instructions, with messages among threads\n")[1].split(

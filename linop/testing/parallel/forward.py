@@ -279,7 +279,7 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
             "with other weights than the twin's: a mean of means is the mean of everything only "
             "where all ranks have the same number of elements; weigh each by its own number"
         )
-    why = f"All tensors up to the loss are the twin's; the losses of the ranks are put together {how}."
+    why = f"All tensors up to the loss are the twin's; the ranks' losses are put together {how}."
     return Finding(kind, detail, parameters, place, "", why, "the loss")
 
 
