@@ -68,7 +68,8 @@ def check_parallel(
             is to be found from the values, or DTensors say it.
         optimizer: ``optimizer(parameters)`` returns an optimizer; None for SGD.
         dtype: torch's name of the dtype in which both run.
-        seconds: the longest time.
+        seconds: the longest time. In a job that is running, a rank that takes longer writes its
+            stacks to stderr, and ends.
 
     Returns:
         A report, true if nothing differs; None on ranks other than 0 of a job that was running.
@@ -100,7 +101,8 @@ def check_parallel(
         running = True
     if running:
         ready = of_file(program) if isinstance(program, str) else program
-        found = processes.gathered(steps.recorded(ready, getattr(torch, dtype)))
+        with processes.ending_after(seconds):
+            found = processes.gathered(steps.recorded(ready, getattr(torch, dtype)))
         if found is None:
             return None
     else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +178,26 @@ def failure(
         f"the program did not end within {seconds:g} s: some ranks wait for others that do not "
         f"come (or it needs more time: give more seconds). They were at\n{text}"
     )
+
+
+@contextmanager
+def ending_after(seconds: float) -> Iterator[None]:
+    """Context that ends this process, a rank of a job that is running, after a time: with its
+    stacks, since others may not come."""
+
+    def end() -> None:
+        sys.stderr.write(f"linop: the program did not end within {seconds:g} s; this rank is at\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(2, all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def gathered(mine: tuple[records.Record, records.Record | None]) -> Records | None:
