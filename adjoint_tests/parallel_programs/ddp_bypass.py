@@ -30,7 +30,7 @@ class Scorer(nn.Module):
 
 
 class Training(nn.Module):
-    """What DDP wraps: its forward is the loss."""
+    """The module that DDP wraps: its forward is the loss."""
 
     def __init__(self, net):
         super().__init__()

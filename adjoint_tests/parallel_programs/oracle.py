@@ -334,7 +334,7 @@ def kind_is(kind, found):
 
 
 def verdict(fault, loss, table, state):
-    """What in the wrong run is not as FAULT says; empty when all is."""
+    """Differences of the wrong run from FAULT; empty when there is none."""
     wrong = {n: c for n, c in table.items() if c[0] != "equal"}
     out = []
     if set(wrong) != set(fault["parameter"]):

@@ -15,7 +15,7 @@ WIDTH, TOKENS = 3, 8
 
 
 def rotate(x, by):
-    """What rank - by holds; every rank hands its own to rank + by."""
+    """The tensor of rank - by; every rank hands its own to rank + by."""
     rank, out = dist.get_rank(), torch.empty_like(x)
     ops = [
         dist.P2POp(dist.isend, x.contiguous(), (rank + by) % WORLD),

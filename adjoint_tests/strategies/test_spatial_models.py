@@ -193,7 +193,7 @@ class Net(nn.Module):
 
 
 def refusals(function: Any) -> list[str]:
-    """What all workers raise."""
+    """The error that all workers raise."""
 
     def main(backend: Any) -> str:
         torch.manual_seed(0)

@@ -106,7 +106,7 @@ def settings(first: int, count: int) -> None:
 
 
 def ranks(count: int, task: str, case: str) -> list[Any]:
-    """What the ranks of a job print, of one thread each, by rank."""
+    """The output of the ranks of a job, of one thread each, by rank."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         # Large arrays have pages of their own, which are given back: so that peaks are those of a

@@ -24,7 +24,7 @@ OWN = "my_model"
 
 
 def run(program: str, folder: Path, case: str, *options: str) -> str:
-    """What the command prints.
+    """The output of the command.
 
     Raises:
         RuntimeError: it fails, or finds nothing in a wrong program, or something in a right one.

@@ -169,7 +169,7 @@ class Net(nn.Sequential):
 
 
 class Stage(nn.Module):
-    """What this worker has of the net, under the net's names, and the pipeline."""
+    """This worker's part of the net, under the net's names, and the pipeline."""
 
     def __init__(self, stage, pipe):
         super().__init__()

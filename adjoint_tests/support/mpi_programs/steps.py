@@ -219,7 +219,7 @@ class UnseenNet(Net):
 
 
 class UnseenArrays(Family):
-    """What cannot be followed element by element is decided by numbers."""
+    """Elements that cannot be followed are decided by numbers."""
 
     CUT, net = TENSOR, UnseenNet
 

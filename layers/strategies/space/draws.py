@@ -127,7 +127,7 @@ def _of_whole(name: str, key: int, x: Tensor, p: float, train: bool = True) -> T
 def kept(
     name: str, key: int, x: Tensor, shape: Sequence[int], where: Sequence[slice], p: float
 ) -> Tensor:
-    """What dropout multiplies a block by: zeros with probability p, and 1 / (1 - p).
+    """The factors of dropout for a block: zeros with probability p, and 1 / (1 - p).
 
     Args:
         name: of the function: "feature…" drops whole channels.

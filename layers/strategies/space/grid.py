@@ -169,7 +169,7 @@ class Grid:
         return None if op.movement().still else op
 
     def _slices(self, source: Layout, target: Layout) -> tuple[slice, ...]:
-        """Where this worker's block of the target is in that of the source."""
+        """The place of this worker's block of the target in that of the source."""
         starts = [self.range_of(source, d)[0] for d in range(len(source.shape))]
         ranges = [self.range_of(target, d) for d in range(len(source.shape))]
         return tuple(slice(a - s, b - s) for (a, b), s in zip(ranges, starts, strict=True))

@@ -101,7 +101,7 @@ class _Exchange:
         self.grid = grid
         self.steps = []
         self._inside: list[tuple[int, int, int]] | None = []
-        """Where the block is in the extended one: (dimension, start, length); None if it is cut
+        """The place of the block in the extended one: (dimension, start, length); None if it is cut
         off in part."""
         layout = source
         for one in dimensions:

@@ -87,7 +87,7 @@ class Saving:
         return [saved for one in known if (saved := one()) is not None]
 
     def extended(self, block: Tensor, inside: Tensor) -> None:
-        """What has been saved of a block is taken from a view with the same values from now on."""
+        """A saved block is taken from a view with the same values from now on."""
         self._last = block, inside
         inside, moved = inside.detach(), []
         for saved in self._of(block):

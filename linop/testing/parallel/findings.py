@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one parameter's gradient is, beside the twin's."""
+    """The relation of one parameter's gradient to the twin's."""
 
     kind: Kind
     detail: str = ""

@@ -30,7 +30,7 @@ class Tolerances:
 
 
 def tolerances(ranks: Sequence[Record], twin: Record) -> Tolerances:
-    """Those of the least precise dtype in use: 2**-30 in float64 (more than a million roundings of
+    """For the least precise dtype in use: 2**-30 in float64 (more than a million roundings of
     an element of the size of the largest), 2**-10 in float32, 2**-3 in half precision."""
     used = {one.dtype for record in (*ranks, twin) for one in record.tensors}
     used |= {one.dtype for record in ranks for one in record.parameters.values()}

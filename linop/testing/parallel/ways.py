@@ -1,4 +1,4 @@
-"""What is known of a program, and the way of a gradient in it: the tensors between a parameter and
+"""Facts of a program, and the way of a gradient in it: the tensors between a parameter and
 the loss on one rank."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linop.testing.parallel.relations import Groups, Kind, Relation
 
 @dataclass
 class Context:
-    """What is known of a program.
+    """Facts of a program.
 
     Attributes:
         names: of groups of ranks, the axes of the mesh.

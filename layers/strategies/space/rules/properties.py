@@ -11,13 +11,13 @@ from linop.strategies.space.cut_tensor import CutTensor
 
 
 def of_whole(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """What torch itself knows of the whole tensor: its shape, dtype and device."""
+    """Facts of the whole tensor that torch knows: its shape, dtype and device."""
     with torch._C.DisableTorchFunctionSubclass():
         return call.function(*args, **kwargs)
 
 
 def of_block(call: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """What this worker's block tells."""
+    """Facts that this worker's block tells."""
     return call.function(call.cut(x).block, *args, **kwargs)
 
 

@@ -155,7 +155,7 @@ class ArrayShadows(Shadows):
     # What NumPy does
 
     def ufunc(self, name: str, method: str, inputs: Sequence[Any], kwargs: Any) -> Any:
-        """What a function of elements is going to make: terms of its result; UNKNOWN if that is not
+        """The coming result of a function of elements: terms of its result; UNKNOWN if that is not
         linear; None if nothing of the arguments is in it."""
         known = [self.numbers(one) for one in inputs]
         if all(one is None for one in known):
@@ -194,7 +194,7 @@ class ArrayShadows(Shadows):
         return [(one, 1.0) for one in pieces]
 
     def result(self, array: Any, made: Any) -> None:
-        """What a function has made: terms, UNKNOWN or None, as of `ufunc`."""
+        """The result of a function: terms, UNKNOWN or None, as of `ufunc`."""
         if not isinstance(array, np.ndarray):
             if made is not None and array is not None:
                 self.lifted.unknown = self.lifted.unknown or "a number made of elements"

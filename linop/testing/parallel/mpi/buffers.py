@@ -54,7 +54,7 @@ class Area:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where the first byte of an array lies."""
+    """The address of the first byte of an array."""
     found: int = array.__array_interface__["data"][0]
     return found
 

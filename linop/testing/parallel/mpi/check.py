@@ -123,7 +123,7 @@ def _of_steps(target: str, found: list[Any], begun: float) -> ParallelReport:
 
 
 def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[Any], str]:
-    """What each rank of a job found, and a note if a program ends without being looked at alone.
+    """Findings of all ranks of a job, and a note if a program ends without being looked at alone.
 
     Raises:
         ArgumentError, BackendError: a rank found nothing.
@@ -146,7 +146,7 @@ def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[An
 def _tried(
     target: str, workers: int, dtype: str, seconds: float, way: str
 ) -> list[Any] | tuple[Exception, bool]:
-    """What each rank of a job found; or an error, and True if another try is of no use: a pair of
+    """Findings of all ranks of a job; or an error and True if another try is of no use: a pair of
     functions fails, or a program waits."""
     with tempfile.TemporaryDirectory(prefix="linop-") as place:
         folder = Path(place)

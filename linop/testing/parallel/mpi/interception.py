@@ -425,7 +425,7 @@ class Cartcomm(_Calls, MPI.Cartcomm):
     _mixed = _Calls
 
     def _to_neighbours(self, sendbuf: Any, recvbuf: Any, whole: bool) -> None:
-        """What is sent in a direction arrives from the opposite one: tags say which."""
+        """A message in a direction arrives from the opposite one: tags say which."""
         neighbours = [r for d in range(self.Get_dim()) for r in self.Shift(d, 1)]
         count = len(neighbours)
         for k, other in enumerate(neighbours):

@@ -249,7 +249,7 @@ def _reason(
     wrong: np.ndarray,
     ends: tuple[Form, Form],
 ) -> str:
-    """What the wrong entries have in common, in words; empty if nothing."""
+    """The common trait of the wrong entries, in words; empty if nothing."""
     if not found.any():
         return "adjoint() is zero"
     at = np.abs(wanted) > 0

@@ -53,7 +53,7 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
 def found_on(
     target: str, comm: Any, dtype: str, trace: bool, is_pair: Callable[[], None] | None = None
 ) -> Any:
-    """What this rank finds: the report of a pair of functions, or records of a step. Collective.
+    """A rank's finding: the report of a pair of functions, or records of a step. Collective.
 
     Args:
         comm: the communicator of all ranks, with listeners.

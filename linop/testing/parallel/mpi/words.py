@@ -57,7 +57,7 @@ class Seen:
 
 
 def key(one: Seen, rank: int) -> Key | None:
-    """What a call is part of; None for the receiving end of a message, which its sender tells."""
+    """The communication that a call is part of; None for the receiving end, whose sender tells."""
     if one.name == "receive":
         return None
     if one.name == "send":

@@ -1,4 +1,4 @@
-"""What a recorder sees: calls of functions of torch, and collectives. Casts to narrower numbers and
+"""Modes of a recorder: calls of functions of torch, collectives. Casts to narrower numbers and
 dropout are left out on the way."""
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Moved:
 
 @dataclass
 class Lifted:
-    """What the forward or the backward of a function does on one rank.
+    """The movement of a function's forward or backward on one rank.
 
     Attributes:
         call: the number of the function's call.

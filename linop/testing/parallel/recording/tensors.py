@@ -71,7 +71,7 @@ def own_file(path: str) -> None:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the elements of a tensor lie, and how many they are."""
+    """The address of the elements of a tensor, and their number."""
     own = local(tensor)
     if own.is_meta or own.layout != torch.strided or not own.numel():
         return 0, own.numel()
