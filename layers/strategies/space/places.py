@@ -8,14 +8,14 @@ from types import FrameType
 
 import torch
 
-import linop
+from linop import errors
 from linop.layers.agreement.naming import _calling, path_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = tuple(
     os.path.realpath(folder) + os.sep
     for folder in (
-        os.path.dirname(linop.__file__),
+        os.path.dirname(errors.__file__),
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     )
 )
