@@ -129,7 +129,10 @@ def test_a_sum_too_many() -> None:
     assert "AllReduce.apply(part" in finding.place.text
     assert "too many" in finding.operator
     wrong = [pair for pair in found.pairs if pair.proven is False]
-    assert len(wrong) == 1 and "is 2, and 1 of the adjoint" in wrong[0].counterexample
+    assert len(wrong) == 1 and wrong[0].spaces == "terms of a sum to replicated"
+    assert "is 2 times element 0 of the result's on rank 0" in wrong[0].counterexample
+    there, back = wrong[0].operator, wrong[0].adjoint
+    assert there is not None and back is not None and back.equals(there.H)
     with pytest.raises(AssertionError, match="a factor: 2 = the number of ranks"):
         assert_parallel(cut((False, True), (True, True)), Net, batch, F.mse_loss)
 

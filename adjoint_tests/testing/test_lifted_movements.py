@@ -1,5 +1,5 @@
-"""`linop.testing.parallel.proofs`: collectives of torch, as matrices, are linop's operators; the
-shadows of tensors follow what torch does to them."""
+"""`linop.testing.parallel`: collectives of torch, followed element by element, are linop's
+operators; the shadows of tensors follow what torch does to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, Partition, TensorSpace
-from linop.testing.parallel.proofs import matrix
+from linop.testing.parallel.lifting import operator, place_of, space_of
+from linop.testing.parallel.matrices import matrix
 from linop.testing.parallel.recording.records import Collective, Record
 
 if importlib.util.find_spec("torch") is None:
@@ -30,8 +31,8 @@ from linop.testing.parallel.recording.shadows import Shadows
 worlds, sizes = st.integers(2, 5), st.integers(1, 4)
 
 
-def lifted(name: str, world: int, given: int, made: int, peer: int = -1) -> Any:
-    """The matrix of one collective of all ranks."""
+def lifted(name: str, world: int, given: int, made: int, peer: int = -1) -> np.ndarray:
+    """The matrix of the operator of one collective of all ranks."""
     records, movements = {}, {}
     for rank in range(world):
         about = Collective(
@@ -42,7 +43,33 @@ def lifted(name: str, world: int, given: int, made: int, peer: int = -1) -> Any:
         sent = [arguments] if name != "broadcast" or rank == peer else []
         records[rank] = Record(rank, 0.0, [], [], [about], {})
         movements[rank] = Lifted(0, False, [arguments], [results], [Moved(0, sent, [results])])
-    return matrix(records, movements, [[0]] * world, [[0]] * world).toarray()
+    found = matrix(records, movements, [[0]] * world, [[0]] * world)
+    ends = (
+        space_of(name, {r: [n] for r in range(world)}) for name, n in (("x", given), ("y", made))
+    )
+    op = operator(found, *ends)
+    assert op.H.H.equals(op)
+    return of(op)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), max_size=2), min_size=1, max_size=4),
+    st.lists(st.lists(st.integers(0, 4), max_size=2), min_size=1, max_size=4),
+    st.data(),
+)
+def test_an_operator_has_the_matrix_that_it_is_of(
+    given: list[list[int]], made: list[list[int]], data: st.DataObject
+) -> None:
+    ends = [space_of(name, dict(enumerate(sizes))) for name, sizes in (("x", given), ("y", made))]
+    shape = ends[1].size, ends[0].size
+    coefficients = st.sampled_from([0, 0, 1, 1, -2, 1 / 3, 0.75])
+    entries = data.draw(st.lists(coefficients, min_size=shape[0] * shape[1],
+                                 max_size=shape[0] * shape[1]))  # fmt: skip
+    wanted = np.array(entries, float).reshape(shape)
+    assert np.array_equal(of(operator(wanted, *ends)), wanted)
+    for space in ends:
+        sizes = [(r.workers[0], int(r.name[1]), e) for r in space.regions for e in range(r.size)]
+        assert [place_of(space, k) for k in range(space.size)] == sizes
 
 
 def of(op: linop.LinearOperator) -> np.ndarray:

@@ -213,6 +213,8 @@ def report(
 def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
     """A pair in a report: what numbers say of the program goes first."""
     if passed and pair.proven is False:
+        if pair.otherwise:
+            return replace(pair, spaces=pair.otherwise, proven=True, counterexample="")
         return pair.undecided("it is right by numbers, between other spaces than these")
     words = [f"{one.operator} {one.explanation}" for one in findings if one.place.line == pair.line]
     if pair.proven and any(pair.name in text or "too many" in text for text in words):

@@ -96,7 +96,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             return _broken(context, one, final, found, rank)
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
-        if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated(start)):
+        if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated()):
             return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
         if turn is not None:

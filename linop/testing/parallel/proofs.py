@@ -1,24 +1,28 @@
-"""Forward and backward of `autograd.Function`s that move data between ranks, as matrices: proofs
+"""Forward and backward of `autograd.Function`s that move data between ranks, as operators: proofs
 that one is the adjoint of the other, for the spaces that the program uses them between.
 
 A tensor that ranks hold copies of is one vector: an embedding E sends its elements to all of their
 copies. Its gradient is either whole on every rank, or each rank has a term of it. With F the
-forward and G the backward on all copies, and D what picks one copy of each result (or sums terms),
-the backward is right if G turns the gradient of the result into that of the argument, E* F* D*.
+forward and G the backward on the tensors of all ranks, and D what picks one copy of each result (or
+sums terms), the backward is right if G turns the gradient of the result into that of the argument,
+E* F* D*. All are `LinearOperator`s, and are compared exactly.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from linop import LinearOperator
+from linop.spaces.space import Space
 from linop.testing.parallel.findings import ranks_text
-from linop.testing.parallel.locations import BLOCKS, TERMS, Location, Locations
+from linop.testing.parallel.lifting import operator, place_of
+from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.matrices import (
     Matrix,
     UndecidedError,
@@ -27,7 +31,7 @@ from linop.testing.parallel.matrices import (
     matrix,
 )
 from linop.testing.parallel.recording.records import Call, Lifted, Record
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.spaces import Ends
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,13 @@ class Pair:
         name: the function's.
         line: of its call.
         forward, backward: their collectives.
-        spaces: the form of argument and result, and of their gradients.
+        spaces: the forms of the argument and of the result.
         proven: True if the backward is the adjoint of the forward between these spaces, exactly;
             False if it is not; None if that cannot be told.
         counterexample: the entry that is wrong, or the reason why it cannot be told.
+        operator, adjoint: the forward and the backward, on the arguments ``x0.1`` (position 0, rank
+            1) and results ``y0.1`` of all ranks, flat; None if they are not known.
+        otherwise: other spaces, between which it is the adjoint.
     """
 
     name: str
@@ -51,6 +58,9 @@ class Pair:
     spaces: str
     proven: bool | None
     counterexample: str = ""
+    operator: LinearOperator | None = field(default=None, compare=False, repr=False)
+    adjoint: LinearOperator | None = field(default=None, compare=False, repr=False)
+    otherwise: str = ""
 
     def __str__(self) -> str:
         verdict = {True: "adjoint, proven", False: "NOT the adjoint", None: "not decided"}
@@ -63,7 +73,10 @@ class Pair:
         return replace(self, proven=None, counterexample=why)
 
     def as_dict(self) -> dict[str, Any]:
-        return vars(self)
+        """As data for JSON; operators as text."""
+        texts = {name: op if op is None else str(op) for name, op in (
+            ("operator", self.operator), ("adjoint", self.adjoint))}  # fmt: skip
+        return {**vars(self), **texts}
 
 
 def pairs(locations: Locations) -> tuple[list[Pair], dict[tuple[int, int], str]]:
@@ -144,52 +157,90 @@ def _decided(
     there: dict[int, Lifted],
     back: dict[int, Lifted],
     about: tuple[str, str, str, str],
-) -> Pair:
+) -> Pair | None:
     inputs = _positions(locations.ranks, calls, there, back)
-    F = matrix(locations.ranks, there, inputs[0], [range(len(o.made)) for o in there.values()])
-    G = matrix(locations.ranks, back, [range(len(o.given)) for o in back.values()], inputs[1])
-    before = Ends(locations, calls, "inputs", inputs[0], [one.given for one in there.values()])
-    after = Ends(locations, calls, "outputs", [range(len(o.made)) for o in there.values()],
-                 [one.made for one in there.values()])  # fmt: skip
-    check_values(F, there, inputs[0], None)
-    check_values(G, back, None, inputs[1])
-    E, R, D = before.embedding, after.embedding, after.picking
-    if G.shape != F.shape[::-1]:
+    results = [range(len(one.made)) for one in there.values()]
+    M = matrix(locations.ranks, there, inputs[0], results)
+    N = matrix(locations.ranks, back, [range(len(o.given)) for o in back.values()], inputs[1])
+    check_values(M, there, inputs[0], None)
+    check_values(N, back, None, inputs[1])
+    before, after = (
+        Ends(locations, calls, side, chosen, [[n.size for n in arrays] for arrays in each])
+        for side, chosen, each in (
+            ("inputs", inputs[0], [one.given for one in there.values()]),
+            ("outputs", results, [one.made for one in there.values()]),
+        )
+    )
+    if N.shape != M.shape[::-1]:
         raise UndecidedError("gradients of some arguments only came back")
-    # The space of the argument: replicated where the ranks hold copies, else of each rank's own.
-    pulled = E.T @ F.T @ D.T
-    ways = []
-    for whole_out in after.representations():
-        G_out = G @ R if whole_out else G
-        wanted = pulled if whole_out else pulled @ R.T
-        ways.append(("whole" if whole_out else "terms", "terms", E.T @ G_out, wanted))
-        ways.append(("whole" if whole_out else "terms", "whole", G_out, E @ wanted))
-    for out_form, in_form, given, wanted in ways:
-        if _same(given, wanted):
-            spaces = f"{before.text} to {after.text}; gradients {out_form} to {in_form}"
-            return Pair(*about, spaces, True)
+    if not _moves(M, after.arrays, before.arrays) and not _moves(N, before.arrays, after.arrays):
+        return None  # its collectives move something else, as FSDP's do parameters' gradients
+    F = operator(M, before.arrays, after.arrays)
+    G = operator(N, after.arrays, before.arrays)
+    E, R, D = before.embedding, after.embedding, after.picking
+    summed = _sums(M, after.arrays, before.arrays)
+    wrong, otherwise = [], ""
+    likely = after.representations()
+    for whole_out in dict.fromkeys([*likely, *([True, False] if after.spread else [])]):
+        pulled = E.H @ F.H @ D.H if whole_out else E.H @ F.H @ D.H @ R.H
+        gradient = G @ R if whole_out else G
+        for whole_in in (False, True) if before.spread else (True,):
+            ways = (gradient, E @ pulled) if whole_in else (E.H @ gradient, pulled)
+            spaces = f"{before.text(whole_in, summed)} to {after.text(whole_out)}"
+            if ways[0].equals(ways[1]):
+                if whole_out in likely:
+                    return Pair(*about, spaces, True, operator=F, adjoint=G)
+                otherwise = otherwise or spaces
+            elif whole_out in likely:
+                wrong.append((spaces, *ways))
     if not before.told or not after.told:
         raise UndecidedError("the spaces of its argument or result are not known")
     # The nearest way has the fewest wrong entries.
-    out_form, in_form, given, wanted = min(ways, key=lambda way: _gap(way[2], way[3]).nnz)
-    spaces = f"{before.text} to {after.text}; gradients {out_form} to {in_form}"
-    gap = sp.coo_matrix(_gap(given, wanted))
+    spaces, found, wanted = min(wrong, key=lambda way: _gap(way[1], way[2]).nnz)
+    what = _counterexample(found, wanted)
+    return Pair(*about, spaces, False, what, F, G, otherwise)
+
+
+def _ranks(space: Space) -> np.ndarray:
+    """The rank of each element."""
+    return np.repeat([r.workers[0] for r in space.regions], [r.size for r in space.regions])
+
+
+def _moves(M: Matrix, codomain: Space, domain: Space) -> bool:
+    """True if a rank gets something of another one."""
+    rows, columns = sp.csr_matrix(M).nonzero()
+    return bool((_ranks(codomain)[rows] != _ranks(domain)[columns]).any())
+
+
+def _sums(M: Matrix, codomain: Space, domain: Space) -> bool:
+    """True if each element that a movement makes is a sum of elements of several ranks."""
+    rows, columns = sp.csr_matrix(M).nonzero()
+    of = np.unique(np.stack([rows, _ranks(domain)[columns]]), axis=1)[0]
+    return bool(len(of)) and bool((np.unique(of, return_counts=True)[1] > 1).all())
+
+
+def _gap(a: LinearOperator, b: LinearOperator) -> Matrix:
+    return (a - b).to_matrix("regions")
+
+
+def _counterexample(found: LinearOperator, wanted: LinearOperator) -> str:
+    """The largest wrong entry, in words."""
+    gap = sp.coo_matrix(_gap(found, wanted))
     k = int(np.abs(gap.data).argmax())
     row, column = int(gap.row[k]), int(gap.col[k])
-    found, right = sp.csr_matrix(given)[row, column], sp.csr_matrix(wanted)[row, column]
-    what = f"entry ({row}, {column}) of it is {found:g}, and {right:g} of the adjoint"
-    return Pair(*about, spaces, False, what)
+    has, right = (sp.csr_matrix(op.to_matrix("regions"))[row, column] for op in (found, wanted))
+    source, target = _element(found.domain, column), _element(found.codomain, row)
+    return (
+        f"{target[0]} of the argument's gradient{target[1]} is {has:g} times {source[0]} of the "
+        f"result's{source[1]}; by the adjoint {right:g} times"
+    )
 
 
-def _same(a: Matrix, b: Matrix) -> bool:
-    return bool(a.shape == b.shape and _gap(a, b).nnz == 0)
-
-
-def _gap(a: Matrix, b: Matrix) -> Matrix:
-    gap = sp.csr_matrix(a - b)
-    gap.data[np.abs(gap.data) < 1e-12] = 0
-    gap.eliminate_zeros()
-    return gap
+def _element(space: Space, index: int) -> tuple[str, str]:
+    """An element in words, and its tensor."""
+    rank, position, element = place_of(space, index)
+    several = any(int(region.name[1:].partition(".")[0]) for region in space.regions)
+    return f"element {element}", f"{f' {position}' if several else ''} on rank {rank}"
 
 
 def _positions(
@@ -233,143 +284,3 @@ def _trained(record: Record) -> set[int]:
         if found.intersection(one.sources):
             found.add(one.number)
     return found
-
-
-# Spaces
-
-
-class Ends:
-    """The space of the arguments, or of the results, of a call on all ranks.
-
-    Attributes:
-        embedding: E, from the elements of the space to all copies.
-        picking: D, from copies to the elements.
-        text: its form.
-        told: True if it is known to be that of the twin's tensor.
-    """
-
-    def __init__(
-        self,
-        locations: Locations,
-        calls: dict[int, Call],
-        side: str,
-        chosen: Sequence[Sequence[int]],
-        arrays: Sequence[Sequence[np.ndarray]],
-    ) -> None:
-        self._locations, self._calls, self._side = locations, calls, side
-        rows: list[np.ndarray] = []
-        self.found: list[Location | None] = []
-        summed, self.told = False, True
-        forms: dict[str, None] = {}
-        keys: list[Any]
-        labels: dict[Any, int] = {}
-        for (rank, call), positions, each in zip(calls.items(), chosen, arrays, strict=True):
-            numbers = getattr(call, side)
-            for k in positions:
-                size = each[k].size
-                at = locations.at.get((rank, numbers[k])) if k < len(numbers) else None
-                self.found.append(at)
-                if at is not None and at.matched and at.form != TERMS:
-                    forms[at.form] = None
-                    keys = [("twin", at.twin, int(e)) for e in at.selections[rank].ravel()]
-                elif at is not None and at.matched:
-                    forms[TERMS] = None
-                    summed = True
-                    keys = [("term", rank, k, e) for e in range(size)]
-                else:
-                    owner, copied = _first_copy(locations, at, rank)
-                    forms["copies" if copied else "each rank's own"] = None
-                    self.told = self.told and at is not None
-                    keys = [(owner, k, e) for e in range(size)]
-                rows.append(np.array([labels.setdefault(key, len(labels)) for key in keys], int))
-        index = np.concatenate(rows) if rows else np.zeros(0, int)
-        count = len(labels)
-        ones = np.ones(len(index))
-        self.embedding = sp.csr_matrix((ones, (np.arange(len(index)), index)),
-                                       shape=(len(index), count))  # fmt: skip
-        firsts = np.unique(index, return_index=True)[1]
-        self.picking = sp.csr_matrix((np.ones(count), (np.arange(count), firsts)),
-                                     shape=(count, len(index)))  # fmt: skip
-        self._summed = summed
-        if summed:
-            self._of_terms(locations)
-        self.text = ", ".join(forms) or "nothing"
-
-    def _of_terms(self, locations: Locations) -> None:
-        """Terms of sums: the element of the space is their sum, and each term has its whole
-        gradient."""
-        labels: dict[Any, int] = {}
-        rows = []
-        for at in self.found:
-            if at is None or at.form != TERMS:
-                raise UndecidedError("some of its results are terms of a sum, and others are not")
-        seen: Counter[int] = Counter()
-        ordered = list(locations.ranks)
-        position = 0
-        for at in self.found:
-            assert at is not None
-            rank = [r for r in ordered if r in at.numbers][seen[id(at)] % len(at.numbers)]
-            seen[id(at)] += 1
-            group = next(g for g in at.groups if rank in g)
-            keys = [(group, id(at), e) for e in range(at.selections[rank].size)]
-            rows.append(np.array([labels.setdefault(key, len(labels)) for key in keys], int))
-            position += len(keys)
-        index = np.concatenate(rows)
-        ones = np.ones(len(index))
-        shape = (len(index), len(labels))
-        self.embedding = sp.csr_matrix((ones, (np.arange(len(index)), index)), shape=shape)
-        self.picking = self.embedding.T
-
-    def representations(self) -> list[bool]:
-        """True: gradients are whole on every rank that has a copy. False: terms. What is known of
-        the tensors themselves decides, else of those that are computed from them next."""
-        known = [at for at in self.found if at is not None and at.gradient is not None]
-        if not known and self._side == "outputs":
-            known = [
-                at
-                for rank, call in self._calls.items()
-                for number in call.outputs
-                for at in self._locations.known_after(rank, number)
-            ]
-        kinds = {at.gradient.kind for at in known if at.gradient is not None}
-        if not self._summed and self._overlapping():
-            return [False]
-        if kinds and kinds <= {Kind.EQUAL, Kind.FACTOR}:
-            return [True]
-        if kinds == {Kind.UNSUMMED}:
-            return [False]
-        return [True, False]
-
-    def _overlapping(self) -> bool:
-        """True if these are blocks that share elements, and the ranks' gradients of a shared one
-        are terms of the twin's."""
-        for at in {id(one): one for one in self.found if one is not None}.values():
-            if not at.matched or at.form != BLOCKS:
-                continue
-            theirs = self._locations.twin.tensors[at.twin].gradient
-            mine = {r: t.gradient for r, t in self._locations.tensors(at).items()}
-            if theirs is None or any(one is None for one in mine.values()):
-                continue
-            total, count = np.zeros(theirs.size, theirs.dtype), np.zeros(theirs.size, int)
-            for rank, one in mine.items():
-                assert one is not None
-                np.add.at(total, at.selections[rank].ravel(), one.ravel())
-                np.add.at(count, at.selections[rank].ravel(), 1)
-            near = self._locations.gradients.near
-            if (count > 1).any() and near(total[count > 0], theirs.ravel()[count > 0]):
-                return True
-        return False
-
-
-def _first_copy(locations: Locations, at: Location | None, rank: int) -> tuple[int, bool]:
-    """The first rank that has the same values, and whether another one has."""
-    if at is None:
-        return rank, False
-    values = {r: t.value for r, t in locations.tensors(at).items()}
-    mine = values[rank]
-    same = [
-        r
-        for r, one in values.items()
-        if one is not None and mine is not None and locations.values.near(one, mine)
-    ]
-    return min(same, default=rank), len(same) > 1

@@ -210,10 +210,9 @@ class Way:
                 return call
         return None
 
-    def undifferentiated(self, start: Relation) -> Collective | None:
+    def undifferentiated(self) -> Collective | None:
         """A collective outside of every function with a backward of its own that moves a tensor on
         the way, where its result is used."""
-        del start
         for number in self.numbers:
             tensor = self.record.tensors[number]
             if tensor.parameter or tensor.value is None or tensor.value.size < 2:
