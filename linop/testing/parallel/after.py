@@ -62,7 +62,7 @@ def after_the_pass(
             "afterwards."
         )
     elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
-        lines += Way(context, min(one.held), one.name).lines_of_movements()
+        lines += Way.of(context, min(one.held), one.name).lines_of_movements()
         lines += ends_of_the_loss(context)
         why = (
             f"The backward pass leaves terms whose sum is {factor_text(left.factor)} times the "

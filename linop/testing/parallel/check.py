@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel import forward
 from linop.testing.parallel.diagnosis import diagnosed
@@ -193,6 +195,11 @@ def report(
     notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
     if kept:
         notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
+    if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
+        notes.append(
+            f"the gradients of {', '.join(zero)} are zero in this step: what is wrong with them "
+            f"does not show; start from values that are not zero, as the second factor of a LoRA is"
+        )
     passed = equal_loss and not wrong and not other_buffers and not findings
     return ParallelReport(
         name,
@@ -208,6 +215,11 @@ def report(
         notes=tuple(notes),
         seconds=seconds,
     )
+
+
+def _is_zero(one: Compared, least: float) -> bool:
+    """True if the twin's gradient is zero but for rounding."""
+    return all(np.abs(each).max(initial=0.0) <= least for each in one.expected.values())
 
 
 def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:

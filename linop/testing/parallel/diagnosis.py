@@ -17,6 +17,7 @@ from linop.testing.parallel.locations import Location
 from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.recording.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
+from linop.testing.parallel.stages import between_stages
 from linop.testing.parallel.ways import Context, Way
 from linop.testing.parallel.words import (
     at,
@@ -34,13 +35,41 @@ from linop.testing.parallel.words import (
 
 
 def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
-    """The faults of parameters whose gradients alone are wrong, those alike as one."""
+    """The faults of parameters whose gradients alone are wrong, those alike as one; before what
+    follows from them."""
     popular = _popular(one.left or one.gradient for one in wrong)
     found = [_of_parameter(context, one, popular) for one in wrong]
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for one in found:
         alike.setdefault((one.kind, one.detail, one.operator, one.explanation), []).append(one)
-    return [_merged(each) for each in alike.values()]
+    merged = [_merged(each) for each in alike.values()]
+    named = [one for one in merged if one.operator]
+    return named + [_following(context, one, named) for one in merged if not one.operator]
+
+
+def _following(context: Context, one: Finding, named: Sequence[Finding]) -> Finding:
+    """A finding without an operator; if its gradients come through the places of others, it says
+    so."""
+    from_them = [
+        str(k)
+        for k, other in enumerate(named, 1)
+        if all(_passes(context, name, other.place) for name in one.parameters)
+    ]
+    if one.kind is not Kind.OTHER or not from_them:
+        return one
+    why = f"Its gradients come through the place of fault {' and '.join(from_them)}, and are wrong"
+    return replace(one, explanation=f"{why} since those are; mend that first.")
+
+
+def _passes(context: Context, name: str, place: Place) -> bool:
+    """True if a gradient of a parameter comes from what is computed at a place."""
+    for rank, record in context.ranks.items():
+        numbers = set(Way.of(context, rank, name).numbers)
+        for call in record.calls:
+            if (call.line, call.module) == (place.line, place.module) and place.line:
+                if numbers.intersection(call.inputs):
+                    return True
+    return False
 
 
 def _merged(alike: Sequence[Finding]) -> Finding:
@@ -89,7 +118,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
     """A fault between the loss and the parameter."""
     kind = final.kind if final.kind is not Kind.EQUAL else start.kind
     for rank in sorted(one.held):
-        way = Way(context, rank, one.name)
+        way = Way.of(context, rank, one.name)
         if not way.locations:
             continue
         if found := way.broken_pair(start):
@@ -99,6 +128,9 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated()):
             return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
+        if turn is not None and turn[0] is not None:
+            if found_there := between_stages(context, one, way, turn[0], final):
+                return found_there
         if turn is not None:
             return _turned(context, one, way, start, final, *turn)
     over = start.groups or final.groups

@@ -85,13 +85,24 @@ class Locations:
                 keyed.setdefault(key, {})[rank] = number, order
         found = []
         for key, each in keyed.items():
-            numbers = {rank: number for rank, (number, _) in each.items()}
-            one = Location(key, numbers, min(order for _, order in each.values()))
-            tensors = self.tensors(one)
-            if all(t.value is not None and t.value.dtype.kind in "fc" for t in tensors.values()):
-                self._match(one, tensors)
-                found.append(one)
+            found += self._of(key, each)
         return sorted(found, key=lambda one: one.order)
+
+    def _of(self, key: Key, each: dict[int, tuple[int, int]]) -> Iterator[Location]:
+        """The location of some ranks; one for each rank, if they compute other tensors of the twin
+        by the same line, as the stages of a pipeline do."""
+        numbers = {rank: number for rank, (number, _) in each.items()}
+        one = Location(key, numbers, min(order for _, order in each.values()))
+        tensors = self.tensors(one)
+        if any(t.value is None or t.value.dtype.kind not in "fc" for t in tensors.values()):
+            return
+        self._match(one, tensors)
+        if not one.matched and len(each) > 1:
+            apart = [a for rank in each for a in self._of(key, {rank: each[rank]})]
+            if all(alone.matched for alone in apart):
+                yield from apart
+                return
+        yield one
 
     def known_after(self, rank: int, number: int) -> list[Location]:
         """The first tensors that are computed from one, on a rank, whose gradients are known beside

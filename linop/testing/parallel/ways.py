@@ -83,29 +83,35 @@ def scaled(relation: Relation) -> float | None:
 
 
 class Way:
-    """The tensors between a parameter and the loss, on one rank."""
+    """The tensors between some tensors and the loss, on one rank.
 
-    def __init__(self, context: Context, rank: int, name: str) -> None:
-        self.context, self.rank = context, rank
+    Args:
+        start: numbers of the first, those that are a parameter or a tensor from another rank.
+    """
+
+    def __init__(self, context: Context, rank: int, start: list[int]) -> None:
+        self.context, self.rank, self._start = context, rank, start
         self.record = context.ranks[rank]
         self.used = uses(self.record)
-        self._start: list[int] = []
         self._beside: dict[int, list[int]] = {}
-        self.numbers = self._downstream(name)
+        self.numbers = self._downstream()
         at = context.locations.at
         found = [at.get((rank, number)) for number in self.numbers]
         self.locations = [one for one in found if one is not None]
 
-    def _downstream(self, name: str) -> list[int]:
-        """Numbers of the tensors that are computed from a parameter, in the order of the pass."""
-        record = self.record
-        start = [one.number for one in record.tensors if one.parameter == name]
-        beside: dict[int, list[int]] = {}
-        for one in record.tensors:
+    @classmethod
+    def of(cls, context: Context, rank: int, parameter: str) -> Way:
+        """The tensors between a parameter and the loss."""
+        tensors = context.ranks[rank].tensors
+        return cls(context, rank, [one.number for one in tensors if one.parameter == parameter])
+
+    def _downstream(self) -> list[int]:
+        """Numbers of the tensors that are computed from the first, in the order of the pass."""
+        beside = self._beside
+        for one in self.record.tensors:
             for source in one.sources:
                 beside.setdefault(source, []).append(one.number)
-        self._start, self._beside = start, beside
-        found, waiting = set(start), list(start)
+        found, waiting = set(self._start), list(self._start)
         while waiting:
             number = waiting.pop()
             following = [n for call in self.used.get(number, ()) for n in call.outputs]

@@ -1,0 +1,233 @@
+"""Faults between stages of a pipeline: tensors that messages carry from rank to rank outside of
+functions with a backward of their own, and gradients that other messages have to bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from linop.testing.parallel.findings import Finding, Place
+from linop.testing.parallel.locations import Location
+from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.recording.records import Call, Collective
+from linop.testing.parallel.relations import Kind, Relation
+from linop.testing.parallel.ways import Context, Way, scaled
+from linop.testing.parallel.words import detail, factor_text, module_of
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A tensor that a message carries.
+
+    Attributes:
+        rank, here: where it comes from.
+        sent: the message.
+        there: the tensor on the rank that gets it; None if it is not found.
+    """
+
+    rank: int
+    here: Location
+    sent: Collective
+    there: Location | None
+
+    @property
+    def peer(self) -> int:
+        return self.sent.peer
+
+
+def between_stages(
+    context: Context, one: Compared, way: Way, here: Location, final: Relation
+) -> Finding | None:
+    """The fault of a gradient that is wrong since messages of gradients are, between the rank of a
+    way and another one; None if no message carries the tensor.
+
+    Args:
+        here: the last tensor of the way whose gradient is wrong.
+    """
+    rank = way.rank
+    for _ in context.ranks:  # stages that the wrong gradient has passed
+        passed = list(_messages(context, rank, here))
+        lost = [each for each in passed if _gradient(context, each) is None]
+        if not passed:
+            return None
+        if lost:
+            return _not_sent_back(context, one, lost[0], final)
+        (first, *others) = passed
+        assert first.there is not None
+        alike = not others and _alike(here.gradient, first.there.gradient)
+        if not alike:
+            return _changed(context, one, first, final)
+        number = first.there.numbers[first.peer]
+        turn = Way(context, first.peer, [number]).turn(final)
+        here = turn[0] if turn is not None and turn[0] is not None else first.there
+        rank = first.peer
+        if here is first.there:
+            return None
+    return None
+
+
+def _messages(context: Context, rank: int, here: Location) -> Iterator[Passed]:
+    """The messages that carry a tensor to other ranks."""
+    if rank not in here.numbers:
+        return
+    value = context.ranks[rank].tensors[here.numbers[rank]].value
+    for moved in context.ranks[rank].collectives:
+        if moved.name != "send" or moved.inside >= 0 or moved.backward_of >= 0:
+            continue
+        if moved.value is None or value is None or not _same(moved.value, value):
+            continue
+        if moved.peer in context.ranks:
+            yield Passed(rank, here, moved, _received(context, moved.peer, here, value))
+
+
+def _received(context: Context, peer: int, here: Location, value: np.ndarray) -> Location | None:
+    """The tensor on another rank that has these values; one with a gradient, if there is one."""
+    tensors = context.ranks[peer].tensors
+    found = [
+        one
+        for one in context.locations.all
+        if peer in one.numbers and one.twin == here.twin
+        and _same(tensors[one.numbers[peer]].value, value)
+    ]  # fmt: skip
+    found.sort(key=lambda one: tensors[one.numbers[peer]].gradient is None)
+    return found[0] if found else None
+
+
+def _same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return (
+        a is not None
+        and b is not None
+        and a.size == b.size
+        and bool((a.ravel() == b.ravel()).all())
+    )
+
+
+def _gradient(context: Context, passed: Passed) -> np.ndarray | None:
+    """The gradient of a tensor on the rank that got it."""
+    if passed.there is None:
+        return None
+    return context.ranks[passed.peer].tensors[passed.there.numbers[passed.peer]].gradient
+
+
+def _alike(a: Relation | None, b: Relation | None) -> bool:
+    """True if two gradients are wrong in the same way."""
+    if a is None or b is None or a.kind is not b.kind or a.kind is Kind.EQUAL:
+        return False
+    k, other = scaled(a), scaled(b)
+    return k is None or (other is not None and abs(k - other) < 1e-6 * max(1.0, abs(k)))
+
+
+def _not_sent_back(context: Context, one: Compared, passed: Passed, final: Relation) -> Finding:
+    sent, peer = passed.sent, passed.peer
+    module = passed.here.key[1] or module_of(one.name)
+    return Finding(
+        final.kind,
+        detail(final, context),
+        (one.name,),
+        Place(module, sent.line, sent.text, _lines(context, passed)),
+        f"a message of the gradient from rank {peer} to rank {passed.rank}",
+        f"Rank {passed.rank} sends this tensor to rank {peer}, where no gradient of it is "
+        f"computed: what rank {peer} does with it has no share in the gradient.",
+    )
+
+
+def _lines(context: Context, passed: Passed) -> tuple[str, ...]:
+    """The line that receives a tensor."""
+    found = [
+        f"{c.line}: {c.text}"
+        for c in context.ranks[passed.peer].collectives
+        if c.name == "receive" and c.peer in (passed.rank, -1) and c.inside < 0
+    ]
+    return tuple(dict.fromkeys(found))[:1]
+
+
+def _changed(context: Context, one: Compared, passed: Passed, final: Relation) -> Finding:
+    """The other rank has a gradient, and this rank another one: of the messages that bring
+    gradients back, and what happens before and after, the first that is not right."""
+    rank, peer = passed.rank, passed.peer
+    gradient = _gradient(context, passed)
+    mine = context.ranks[rank].tensors[passed.here.numbers[rank]].gradient
+    assert gradient is not None
+    near = context.locations.gradients.near
+    back = [
+        moved
+        for moved in context.ranks[peer].collectives
+        if moved.name == "send" and moved.peer == rank and moved.inside < 0
+        and moved.value is not None and moved.value.size == gradient.size
+    ]  # fmt: skip
+
+    def is_right(value: np.ndarray | None) -> bool:
+        return value is not None and value.size == gradient.size and near(
+            value.ravel(), gradient.ravel())  # fmt: skip
+
+    def is_wrong(value: np.ndarray | None) -> bool:
+        return value is not None and mine is not None and value.size == mine.size and near(
+            value.ravel(), mine.ravel())  # fmt: skip
+
+    sent = [moved for moved in back if is_right(moved.value)]
+    about = final.kind, detail(final, context), (one.name,)
+    module = passed.here.key[1]
+    if sent:
+        line = f"{sent[0].line}: {sent[0].text}"
+        call = _changing(context, rank, is_right, is_wrong)
+        if call is not None:
+            return Finding(
+                *about,
+                Place(call.module or module, call.line, call.text, (line,)),
+                "",
+                f"Rank {peer} sends the gradient of this tensor back as it should be, and rank "
+                f"{rank} changes it here before its backward pass.",
+            )
+        return Finding(
+            *about,
+            Place(module, sent[0].line, sent[0].text),
+            "",
+            f"Rank {peer} sends the gradient of this tensor back as it should be, and the backward "
+            f"pass of rank {rank} begins with another one.",
+        )
+    if back:
+        k = _multiple(back[-1].value, gradient)
+        how = f"{factor_text(k)} times it" if k else "something else"
+        call = _changing(context, peer, is_right, lambda value: _same(value, back[-1].value))
+        also = () if call is None else (f"{call.line}: {call.text}",)
+        return Finding(
+            *about,
+            Place(module, back[-1].line, back[-1].text, also),
+            "",
+            f"Rank {peer} has the gradient of this tensor as it should be, and sends {how} back to "
+            f"rank {rank}.",
+        )
+    return Finding(
+        *about,
+        Place(module, passed.sent.line, passed.sent.text, _lines(context, passed)),
+        f"a message of the gradient from rank {peer} to rank {rank}",
+        f"Rank {rank} sends this tensor to rank {peer}, which computes its gradient; no message "
+        f"brings it back.",
+    )
+
+
+def _changing(
+    context: Context,
+    rank: int,
+    before: Callable[[np.ndarray | None], bool],
+    after: Callable[[np.ndarray | None], bool],
+) -> Call | None:
+    """The first call of a rank that makes one value of another one."""
+    record = context.ranks[rank]
+    for call in record.calls:
+        if call.inputs and any(before(record.tensors[n].value) for n in call.inputs):
+            outputs = [record.tensors[n].value for n in call.outputs]
+            if any(after(one) and not before(one) for one in outputs):
+                return call
+    return None
+
+
+def _multiple(given: np.ndarray | None, expected: np.ndarray) -> float | None:
+    """k such that values are k times the expected ones."""
+    square = float((np.abs(expected) ** 2).sum())
+    if given is None or not square:
+        return None
+    k = float((given.ravel() * expected.ravel().conj()).sum().real) / square
+    return k if np.allclose(given.ravel(), k * expected.ravel(), rtol=1e-6, atol=0) else None
