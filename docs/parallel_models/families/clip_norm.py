@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 WORLD = 2
 LARGEST = 0.2
@@ -66,8 +65,8 @@ class Clip(torch.autograd.Function):
 
 class Clipped(Net):
     def forward(self, x):
-        names, values = zip(*self.named_parameters(), strict=True)
-        return functional_call(Net(), dict(zip(names, Clip.apply(*values), strict=True)), x)
+        up, bias, down = Clip.apply(self.up.weight, self.up.bias, self.down.weight)
+        return F.linear(torch.tanh(F.linear(x, up, bias)), down)
 
 
 def twin():

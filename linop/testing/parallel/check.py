@@ -197,8 +197,8 @@ def report(
         notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
     if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
         notes.append(
-            f"the gradients of {', '.join(zero)} are zero in this step: what is wrong with them "
-            f"does not show; start from values that are not zero, as the second factor of a LoRA is"
+            f"the gradients of {', '.join(zero)} are zero in this step, so faults in them do not "
+            f"show; where that is since a weight is zero, as a LoRA's second one, start from others"
         )
     passed = equal_loss and not wrong and not other_buffers and not findings
     return ParallelReport(

@@ -122,7 +122,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if not way.locations:
             continue
         if found := way.broken_pair(start):
-            return _broken(context, one, final, found, rank)
+            return _broken(context, one, final, found, way)
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
         if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated()):
@@ -264,19 +264,26 @@ def _copied(context: Context, one: Compared, way: Way, start: Relation, call: Ca
 
 
 def _broken(
-    context: Context, one: Compared, final: Relation, found: tuple[Call, str], rank: int
+    context: Context, one: Compared, final: Relation, found: tuple[Call, str], way: Way
 ) -> Finding:
     call, sentence = found
     kind = final.kind
     if kind is Kind.OTHER:
-        at = context.locations.at.get((rank, call.inputs[0])) if call.inputs else None
+        at = context.locations.at.get((way.rank, call.inputs[0])) if call.inputs else None
         if at is not None and at.gradient is not None and at.gradient.kind is not Kind.EQUAL:
             kind = at.gradient.kind
+    operator = f"the adjoint of {call.name}"
+    there, back = way.movements(call)
+    if back and final.kind is Kind.FACTOR and final.factor > 1:
+        operator = f"the {', '.join(titles(back))} of the backward pass is too many"
+    elif not back and (moved := next((c for c in there if c.name in _ADJOINTS), None)):
+        adjoint = f"{_ADJOINTS[moved.name]} over {ranks_text(moved.ranks)}"
+        operator = f"{adjoint}, in the backward pass of {call.name}"
     return Finding(
         kind,
         detail(final, context),
         (one.name,),
         Place(call.module, call.line, call.text),
-        f"the adjoint of {call.name}",
+        operator,
         sentence,
     )
