@@ -83,7 +83,7 @@ class Locations:
         for rank, record in self.ranks.items():
             for key, number, order in keys(record):
                 keyed.setdefault(key, {})[rank] = number, order
-        found = []
+        found: list[Location] = []
         for key, each in keyed.items():
             found += self._of(key, each)
         return sorted(found, key=lambda one: one.order)
