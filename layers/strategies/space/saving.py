@@ -4,9 +4,6 @@ A convolution saves its input, the block with its halos, and what made the block
 ReLU does its result. Both are one memory here: what has been saved of a block is taken from the
 inside of the extended one, and so is the block, which stays the tensor that it is in autograd's
 graph; its own memory is free.
-
-Autograd does not notice that a tensor was changed in place after it was saved, where tensors are
-saved by hooks. So versions are compared here.
 """
 
 from __future__ import annotations
@@ -19,50 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.saved import Saved, taken, version
 
-class _Saved:
+
+class _Saved(Saved):
     """A tensor that backward needs.
 
     Args:
-        tensor: the tensor. What is kept of it is detached: with its graph it would keep itself, in
-            forwards that no backward follows.
+        tensor: the tensor.
+        where: for errors.
         is_parameter: True for a parameter.
         inside: a block that is in the memory of the tensor.
     """
 
-    __slots__ = ("__weakref__", "inside", "is_parameter", "tensor", "versions")
+    __slots__ = ("inside", "is_parameter")
 
-    def __init__(self, tensor: Tensor, is_parameter: bool, inside: Tensor | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor, where: str, is_parameter: bool, inside: Tensor | None
+    ) -> None:
         self.is_parameter = is_parameter
         self.inside = None if inside is None else inside.detach()
-        self.put(tensor)
+        super().__init__(tensor, where)
 
-    def put(self, tensor: Tensor) -> None:
-        """Keep a tensor; its changes from now on are errors."""
-        self.tensor = tensor.detach()  # with the version of the tensor
-        self.versions = self._versions()
-
-    def _versions(self) -> tuple[int, int]:
-        return _version(self.tensor), 0 if self.inside is None else _version(self.inside)
-
-    def taken(self) -> Tensor:
-        """The tensor.
-
-        Raises:
-            RuntimeError: it was changed after it was saved, as autograd's own.
-        """
-        if self._versions() != self.versions:
-            what = "a parameter" if self.is_parameter else "a tensor"
-            raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {what} of shape {tuple(self.tensor.shape)}, in a module that "
-                f"is cut in space; run backward before it is changed, or change a copy"
-            )
-        return self.tensor
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    def current(self) -> Any:
+        """Versions of the tensor, and of the block in it."""
+        return version(self.tensor), 0 if self.inside is None else version(self.inside)
 
 
 class Saving:
@@ -77,7 +55,7 @@ class Saving:
         self._known: dict[int, list[weakref.ref[_Saved]]] = {}
         self._inside: dict[int, weakref.ref[Tensor]] = {}
         """The block that is in some memory, by that of an extended one."""
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, taken)
         self._before: Saving | None = None
 
     def __enter__(self) -> Saving:
@@ -99,7 +77,8 @@ class Saving:
         inside = None if known is None else known()
         if inside is not None and _memory(inside) != memory:
             inside = None
-        saved = _Saved(tensor, tensor.data_ptr() in self._parameters, inside)
+        is_parameter = tensor.data_ptr() in self._parameters
+        saved = _Saved(tensor, _WHERE, is_parameter, inside)
         self._known.setdefault(memory, []).append(weakref.ref(saved))
         return saved
 
@@ -144,8 +123,7 @@ def _holders(tensor: Tensor) -> int:
 _ALONE = _holders(torch.empty(1))
 
 
-def _unpack(saved: Any) -> Tensor:
-    return saved.taken() if isinstance(saved, _Saved) else saved
+_WHERE = "a module that is cut in space"
 
 
 class _Here(threading.local):
