@@ -136,13 +136,17 @@ def equals_one_process(
 def strips_from(backend: Backend, large: int) -> Iterator[None]:
     """Context in which halos of blocks of so many elements move as strips."""
     _meet(backend)
-    before, halos.LARGE = halos.LARGE, large
+    halos.LARGE = large
     _meet(backend)
     try:
         yield
     finally:
         _meet(backend)
-        halos.LARGE = before
+        # Workers are threads of one process: none may restore what another has set.
+        halos.LARGE = _LARGE
+
+
+_LARGE = halos.LARGE
 
 
 def _meet(backend: Backend) -> None:

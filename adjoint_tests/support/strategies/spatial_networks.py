@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from support.strategies.spatial_operations import OPERATIONS, Chooser, Settings, Shape
+from support.strategies import spatial_operations
+from support.strategies.spatial_operations import Chooser, Settings, Shape
+from support.strategies.spatial_windows import WINDOWS
+
+OPERATIONS = spatial_operations.OPERATIONS | WINDOWS
 
 MOST = 2500
 """Elements of a tensor, at most."""

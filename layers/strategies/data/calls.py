@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from linop.backends.autograd.saved import saved, taken
 from linop.errors import ArgumentError
 
 if TYPE_CHECKING:
     from linop.strategies.data.unit import Unit
+
+
+_WHERE = "a module under fully_shard"
 
 
 class _Saved(NamedTuple):
@@ -110,7 +114,7 @@ class Call:
     def _packed(self, outer: Any, tensor: Tensor) -> Any:
         k = self._places.get(tensor.untyped_storage().data_ptr())
         if k is None or self.whole is None:
-            return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
+            return saved(tensor, _WHERE) if outer is None else _Outer(outer[1], outer[0](tensor))
         self.saved = True
         lazy = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)
@@ -121,13 +125,12 @@ def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
     return {t.untyped_storage().data_ptr(): k for k, t in enumerate(tensors) if t.numel()}
 
 
-def _unpacked(saved: Any) -> Tensor:
-    if isinstance(saved, _Outer):
-        return saved.unpack(saved.packed)
-    if not isinstance(saved, _Saved):
-        tensor: Tensor = saved
-        return tensor
-    return _view(saved.call.again()[saved.number], saved)
+def _unpacked(kept: Any) -> Tensor:
+    if isinstance(kept, _Outer):
+        return kept.unpack(kept.packed)
+    if not isinstance(kept, _Saved):
+        return taken(kept)
+    return _view(kept.call.again()[kept.number], kept)
 
 
 def _view(whole: Tensor, saved: _Saved) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from linop.strategies.space.cut_tensor import CutTensor, wrapped
 from linop.strategies.space.grid import Grid
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
-from linop.strategies.space.saving import saving
 
 
 class Gathered(Exception):
@@ -57,11 +56,7 @@ class Call:
         """This worker's block of an argument in a layout."""
         if not isinstance(x, CutTensor):
             return self.grid.move(x, self.layout(x), target, segments)
-        block = x.block
-        moved = self.grid.move(block, x.blocks, target, segments)
-        if (here := saving()) is not None and (inside := here.inside_of(block)) is not None:
-            x.block = inside  # the block's own memory is free
-        return moved
+        return self.grid.move(x.block, x.blocks, target, segments)
 
     def uncut(self, x: Any, dims: Sequence[int]) -> Any:
         """A tensor that is not cut in some dimensions: they are gathered on the workers that share

@@ -21,7 +21,8 @@ from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.space.halos import exchange
-from linop.strategies.space.layout import COPIES, REPLICATED, Layout, Segments, even, whole
+from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout, Segments, even, whole
+from linop.strategies.space.sums import sums
 
 Function = Callable[[Tensor], Tensor]
 _SMALL = 1 << 14
@@ -146,7 +147,8 @@ class Grid:
             b is COPIES or a == b for a, b in zip(source.axes, target.axes, strict=True)
         ):
             bridge_of(op.H, self.backend)
-            return partial(_copies, op.H, self.backend)
+            axes = target.axes if source.is_whole and not target.cut else None
+            return partial(_copies, op.H, self.backend, axes)
         bridge_of(op, self.backend)
         return partial(apply, op, backend=self.backend)
 
@@ -195,9 +197,17 @@ def _without_graph(op: LinearOperator, backend: Backend, x: Tensor) -> Tensor:
         return apply(op, x, backend)  # type: ignore[no-any-return]
 
 
-def _copies(adjoint: LinearOperator, backend: Backend, x: Tensor) -> Tensor:
+def _copies(
+    adjoint: LinearOperator, backend: Backend, axes: tuple[Axis, ...] | None, x: Tensor
+) -> Tensor:
     """E: replicated to independent copies. Nothing moves, and no memory is written: the copy is a
-    view, whose gradient is E.H applied to that of the copies."""
+    view, whose gradient is E.H applied to that of the copies; of parameters, together.
+
+    Args:
+        axes: of the layout of the copies, if they are copies of a whole tensor.
+    """
+    if axes is not None and x.is_leaf and (here := sums()) is not None:
+        return here.copy(x, axes, adjoint)
     copy = x.view_as(x)
     copy.register_hook(partial(apply, adjoint, backend=backend))
     return copy

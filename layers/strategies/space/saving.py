@@ -2,10 +2,8 @@
 
 A convolution saves its input, the block with its halos, and what made the block saves it, too, as
 ReLU does its result. Both are one memory here: what has been saved of a block is taken from the
-inside of the extended one, and the block's own memory is free.
-
-Autograd does not notice that a tensor was changed in place after it was saved, where tensors are
-saved by hooks. So changes are noted here: those that rules make, and those of parameters.
+inside of the extended one, and so is the block, which stays the tensor that it is in autograd's
+graph; its own memory is free.
 """
 
 from __future__ import annotations
@@ -18,36 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.saved import Saved, taken, version
 
-class _Saved:
+
+class _Saved(Saved):
     """A tensor that backward needs.
 
     Args:
         tensor: the tensor.
-        parameter: the parameter whose memory it is.
+        where: for errors.
+        is_parameter: True for a parameter.
+        inside: a block that is in the memory of the tensor.
     """
 
-    __slots__ = ("__weakref__", "changed", "parameter", "tensor", "version")
+    __slots__ = ("inside", "is_parameter")
 
-    def __init__(self, tensor: Tensor, parameter: Tensor | None) -> None:
-        self.tensor, self.parameter, self.changed = tensor, parameter, False
-        self.version = 0 if parameter is None else parameter._version
+    def __init__(
+        self, tensor: Tensor, where: str, is_parameter: bool, inside: Tensor | None
+    ) -> None:
+        self.is_parameter = is_parameter
+        self.inside = None if inside is None else inside.detach()
+        super().__init__(tensor, where)
 
-    def taken(self) -> Tensor:
-        """The tensor.
-
-        Raises:
-            RuntimeError: it was changed after it was saved, as autograd's own.
-        """
-        p = self.parameter
-        if self.changed or (p is not None and p._version != self.version):
-            what = "a parameter" if p is not None else "a tensor"
-            raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {what} of shape {tuple(self.tensor.shape)}, in a module that "
-                f"is cut in space; run backward before it is changed, or change a copy"
-            )
-        return self.tensor
+    def current(self) -> Any:
+        """Versions of the tensor, and of the block in it."""
+        return version(self.tensor), 0 if self.inside is None else version(self.inside)
 
 
 class Saving:
@@ -58,11 +51,12 @@ class Saving:
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._parameters = {p.data_ptr(): p for p in parameters if p.numel()}
+        self._parameters = {p.data_ptr() for p in parameters if p.numel()}
         self._known: dict[int, list[weakref.ref[_Saved]]] = {}
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._inside: dict[int, weakref.ref[Tensor]] = {}
+        """The block that is in some memory, by that of an extended one."""
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, taken)
         self._before: Saving | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> Saving:
         self._before, _HERE.saving = _HERE.saving, self
@@ -73,13 +67,19 @@ class Saving:
         self._hooks.__exit__(*error)
         _HERE.saving = self._before
         self._known.clear()
-        self._last = None
+        self._inside.clear()
 
     def _pack(self, tensor: Tensor) -> Any:
         if type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter):
             return tensor  # a subclass, which may have no memory of its own
-        saved = _Saved(tensor, self._parameters.get(tensor.data_ptr()))
-        self._known.setdefault(_memory(tensor), []).append(weakref.ref(saved))
+        memory = _memory(tensor)
+        known = self._inside.get(memory)
+        inside = None if known is None else known()
+        if inside is not None and _memory(inside) != memory:
+            inside = None
+        is_parameter = tensor.data_ptr() in self._parameters
+        saved = _Saved(tensor, _WHERE, is_parameter, inside)
+        self._known.setdefault(memory, []).append(weakref.ref(saved))
         return saved
 
     def _of(self, block: Tensor) -> list[_Saved]:
@@ -87,36 +87,43 @@ class Saving:
         return [saved for one in known if (saved := one()) is not None]
 
     def extended(self, block: Tensor, inside: Tensor) -> None:
-        """A saved block is taken from a view with the same values from now on."""
-        self._last = block, inside
+        """A block, and what has been saved of it, is in the memory of a view with the same values
+        from now on; unless others are in its memory, too, which would not see its changes."""
+        of_block = self._of(block)
+        # A leaf is the user's own. A view has a base.
+        if block.is_leaf or block._is_view() or _holders(block) != _ALONE + len(of_block):
+            return
+        same = block.data_ptr(), block.shape, block.stride(), block.dtype
         inside, moved = inside.detach(), []
-        for saved in self._of(block):
+        for saved in of_block:
             t = saved.tensor
-            same = t.data_ptr(), t.shape, t.stride(), t.dtype
-            if same == (block.data_ptr(), block.shape, block.stride(), block.dtype):
-                saved.tensor = inside
+            if (t.data_ptr(), t.shape, t.stride(), t.dtype) == same:
                 moved.append(saved)
-        left = [weakref.ref(one) for one in self._of(block) if one not in moved]
-        self._known[_memory(block)] = left
-
-    def inside_of(self, block: Tensor) -> Tensor | None:
-        """The view that may stand for a block which was extended last; asked for once."""
-        last, self._last = self._last, None
-        # A leaf has its gradient, and nothing has saved it.
-        return last[1] if last is not None and last[0] is block and not block.is_leaf else None
-
-    def changes(self, block: Any) -> None:
-        """A block is changed in place."""
-        for saved in self._of(block):
-            saved.changed = True
+        if len(moved) < len(of_block):
+            return
+        # By its data: another tensor in its place would not have its gradient.
+        block.data = inside
+        for saved in moved:
+            saved.put(block)
+        memory = _memory(block)
+        self._inside[memory] = weakref.ref(block)
+        self._known.setdefault(memory, []).extend(weakref.ref(saved) for saved in moved)
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _unpack(saved: Any) -> Tensor:
-    return saved.taken() if isinstance(saved, _Saved) else saved
+def _holders(tensor: Tensor) -> int:
+    """The number of tensors that are in the memory of one, its own included."""
+    count: Any = torch._C._storage_Use_Count
+    return int(count(tensor.untyped_storage()._cdata))
+
+
+_ALONE = _holders(torch.empty(1))
+
+
+_WHERE = "a module that is cut in space"
 
 
 class _Here(threading.local):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from linop.strategies.space.draws import Draws
 from linop.strategies.space.grid import Grid
 from linop.strategies.space.layout import even
 from linop.strategies.space.saving import Saving
+from linop.strategies.space.sums import Sums
 
 _NAME = "spatial"
 
@@ -106,6 +107,7 @@ class Spatial(torch.nn.Module):
         self.module = module
         self.axis, self.grid = axis, grid
         self._agreed: set[int] = set()
+        self._sums = Sums(grid)
         self.register_load_state_dict_pre_hook(_within)
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
@@ -178,13 +180,12 @@ class Spatial(torch.nn.Module):
         self._agree(leaves)
         taken = [self.take(x) if isinstance(x, Tensor) else x for x in leaves]
         args, kwargs = tree_unflatten(taken, structure)
-        with Draws(self._seed), self._saving():
+        with ExitStack() as stack:
+            stack.enter_context(Draws(self._seed))
+            if torch.is_grad_enabled():
+                stack.enter_context(Saving(self.module.parameters()))
+                stack.enter_context(self._sums)
             return self.module(*args, **kwargs)
-
-    def _saving(self) -> AbstractContextManager[Any]:
-        if not torch.is_grad_enabled():
-            return nullcontext()
-        return Saving(self.module.parameters())
 
     def _agree(self, leaves: Sequence[Any]) -> None:
         """Check, together, that all workers pass the same: one sum of a number a call.

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from linop.strategies.space.call import Call, Gathered, Refused
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
-from linop.strategies.space.saving import saving
 
 
 def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -31,8 +30,6 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
         return call.function(*args, **kwargs)
     target = target_in_place(args[0]) if in_place else broadcast(call, tensors)
     args, kwargs = tree_map(lambda x: _operand(call, x, target), (args, kwargs))
-    if in_place and (here := saving()) is not None:
-        here.changes(args[0])
     result = call.function(*args, **kwargs)
     if in_place:
         return tensors[0]

@@ -15,7 +15,6 @@ from linop.strategies.space.call import Call, Gathered, Refused
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import REPLICATED, Layout, even
 from linop.strategies.space.rules.views import as_copy, reordered
-from linop.strategies.space.saving import saving
 
 
 def numbers(given: tuple[Any, ...]) -> tuple[int, ...]:
@@ -167,8 +166,6 @@ def setitem(call: Call, input: Any, index: Any, value: Any) -> Any:
             f"of a part along a dimension that is cut ({layout.cut}); write it without changing "
             f"the tensor, as by torch.where or torch.cat"
         )
-    if (here := saving()) is not None:
-        here.changes(place.block)
     if isinstance(value, Tensor):
         value = operand(call, value, place.blocks)
     place.block.copy_(value) if isinstance(value, Tensor) else place.block.fill_(value)

@@ -23,13 +23,13 @@ def interpolate(
     recompute_scale_factor: Any = None,
     antialias: bool = False,
 ) -> Any:
-    """interpolate, of all modes but area and those with antialiasing."""
+    """interpolate, of all modes."""
     x = call.cut(input)
     settings = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
     shape = tuple(F.interpolate(torch.empty(x.shape, device="meta"), *settings).shape)
     if mode == "area":
         return getattr(F, f"adaptive_avg_pool{x.ndim - 2}d")(x, shape[2:])
-    if antialias or not x.is_floating_point():
+    if not x.is_floating_point():
         raise Gathered
     out = call.grid.follow(call.layout(x), shape)
     ndim = x.ndim - 2
@@ -38,13 +38,15 @@ def interpolate(
         given = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor] * ndim
         factors = [float(f) for f in given]
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    taps = [
-        _taps(mode, bool(align_corners), j, ndim, x.shape[2 + j], shape[2 + j], factors[j], wide)
-        for j in range(ndim)
-    ]
-    whole = _by_torch(call, x, out, mode, align_corners, shape)
-    if whole is not None:
-        return whole
+    align = bool(align_corners)
+    pairs = list(zip(x.shape[2:], shape[2:], factors, strict=True))
+    if antialias:
+        taps = [_smooth(mode, align, *pair, wide) for pair in pairs]
+    else:
+        taps = [_taps(mode, align, j, ndim, *pair, wide) for j, pair in enumerate(pairs)]
+        whole = _by_torch(call, x, out, mode, align_corners, shape)
+        if whole is not None:
+            return whole
 
     def needed(j: int, a: int, b: int) -> tuple[int, int]:
         return _range(taps[j], a, b)
@@ -124,3 +126,33 @@ def _taps(
     return [
         Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
     ]
+
+
+def _smooth(mode: str, align: bool, n: int, m: int, factor: float | None, dtype: Any) -> list[Tap]:
+    """Terms of the outputs along a dimension with antialiasing, as in ATen's UpSampleKernel.cpp:
+    a filter as wide as an output is in the input, at least one element."""
+    if align:
+        ratio = (n - 1) / (m - 1) if m > 1 else 0.0
+    else:
+        ratio = n / m if factor is None else 1 / factor
+    wide = max(ratio, 1.0)
+    support = (2 if mode == "bicubic" else 1) * wide
+    centre = torch.tensor(ratio, dtype=dtype) * (torch.arange(m, dtype=dtype) + 0.5)
+    first = (centre - support + 0.5).trunc().clamp(min=0)
+    count = (centre + support + 0.5).trunc().clamp(max=n) - first
+    taps, total = [], torch.zeros(m, dtype=dtype)
+    for k in range(int(count.max())):
+        t = ((first + k - centre + 0.5) / wide).abs()
+        weight = _keys(t) if mode == "bicubic" else (1 - t).clamp(min=0)
+        weight = torch.where(k < count, weight, 0)
+        total = total + weight
+        taps.append((first.long() + k, weight))
+    total = torch.where(total == 0, 1, total)
+    return [Tap(i.clamp(max=n - 1), w / total) for i, w in taps]
+
+
+def _keys(t: torch.Tensor) -> torch.Tensor:
+    """Keys' cubic filter at distances, with a = -0.5."""
+    near = (1.5 * t - 2.5) * t * t + 1
+    far = ((-0.5 * t + 2.5) * t - 4) * t + 2
+    return torch.where(t < 1, near, torch.where(t < 2, far, 0))

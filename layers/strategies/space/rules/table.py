@@ -22,6 +22,7 @@ from linop.strategies.space.rules import (
     resampling,
     sliding,
     views,
+    windows,
 )
 from linop.strategies.space.rules.along import along, channels
 from linop.strategies.tensor.following.elementwise import names
@@ -90,7 +91,12 @@ RULES: dict[str, Rule] = {
     **_named("sort argsort glu", along(1, -1)),
     "topk": along(2, -1),
     **_named("index_select", along(1, None)),
-    "flip": along(1, None, "dims"),
+    **_named("flip fliplr flipud", windows.flip),
+    "unfold": windows.unfold,
+    "im2col": windows.im2col,
+    "col2im": windows.col2im,
+    **_named("grid_sampler grid_sampler_2d grid_sampler_3d", windows.grid_sample),
+    **_named("_cdist cdist", products.cdist),
     **_named(
         "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss"
         " binary_cross_entropy_with_logits poisson_nll_loss",
