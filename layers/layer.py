@@ -368,16 +368,19 @@ class Layer(torch.nn.Module):
             return function
         outside = all(self.worker not in partition for partition in self.inputs)
 
+        def shape_for(x: Tensor | None) -> tuple[int, ...]:
+            if x is None or not (outside or x.ndim):
+                return (*X.global_shape[:1], 0)
+            return tuple(x.shape) if outside else (x.shape[0], 0)
+
+        if isinstance(function, partial) and function.func is apply:  # without another node
+            return lambda *tensors: function(tensors[0], empty=shape_for(tensors[0]))
+
         def call(*tensors: Tensor) -> Tensor:
-            x = tensors[0]
             result = function(*tensors)
             if result is None:  # this worker passed None, and nothing moves
                 result = zero_volume_result(X)
-            if x is not None and (outside or x.ndim):
-                shape = tuple(x.shape) if outside else (x.shape[0], 0)
-            else:
-                shape = (*X.global_shape[:1], 0)
-            result = result.reshape(shape)
+            result = result.reshape(shape_for(tensors[0]))
             if torch.is_grad_enabled() and result.is_floating_point() and not result.requires_grad:
                 result = result.detach().requires_grad_()  # nothing moved: the result is x itself
             return result

@@ -291,12 +291,13 @@ class InputAgreement(Meeting):
 class _Recorded(NamedTuple):
     """A sum as a checkpoint records it, in place of a bridge."""
 
-    plan: InputAgreement
-    doing: str
+    agreement: InputAgreement
+    plan: str
+    """The activity."""
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         number, code = tensors[0].tolist()
-        return (torch.tensor(self.plan.summed(number, code, self.doing)),)
+        return (torch.tensor(self.agreement.summed(number, code, self.plan)),)
 
 
 def _runs(op: LinearOperator, backend: Backend) -> bool:
