@@ -231,20 +231,16 @@ class Layer(torch.nn.Module):
         op = self._agreement.shared_operator(make, arguments, options, self.__dict__["_where"])
         if op is None:
             return _itself
-        function = self.applied(op)
-        return function if of is None else partial(self._sent_back, function, of)
+        return self.applied(op, of)
 
-    def _sent_back(self, function: Function, of: int, x: Tensor) -> Tensor:
-        """Apply a function; without gradient if no worker needs that of input `of`."""
-        if self._wanted[of]:
-            return function(x)
-        with torch.no_grad():
-            return function(x)
+    def applied(self, op: LinearOperator, of: int | None = None) -> Function:
+        """Function that applies an operator in autograd; errors name this layer. Collective.
 
-    def applied(self, op: LinearOperator) -> Function:
-        """Function that applies an operator in autograd; errors name this layer. Collective."""
+        Args:
+            of: as of `moved`.
+        """
         bridge_of(op, self.backend)  # compiling is collective, and not all workers may call it
-        return partial(apply, op, backend=self.backend, where=self.__dict__["_where"])
+        return Applied(self, op, of, self.__dict__["_where"])
 
     # States
 
@@ -373,8 +369,8 @@ class Layer(torch.nn.Module):
                 return (*X.global_shape[:1], 0)
             return tuple(x.shape) if outside else (x.shape[0], 0)
 
-        if isinstance(function, partial) and function.func is apply:  # without another node
-            return lambda *tensors: function(tensors[0], empty=shape_for(tensors[0]))
+        if isinstance(function, Applied):  # without another node
+            return lambda *tensors: function(tensors[0], shape_for(tensors[0]))
 
         def call(*tensors: Tensor) -> Tensor:
             result = function(*tensors)
@@ -386,6 +382,28 @@ class Layer(torch.nn.Module):
             return result
 
         return call
+
+
+class Applied(NamedTuple):
+    """A function that applies an operator in autograd.
+
+    Attributes:
+        of: number of the input of the layer that it is applied to; without gradient if no worker
+            needs that of this input. None: always with it.
+        where: name of the layer.
+    """
+
+    layer: Layer
+    op: LinearOperator
+    of: int | None
+    where: str
+
+    def __call__(self, x: Any, empty: tuple[int, ...] | None = None) -> Tensor:
+        layer = self.layer
+        if self.of is None or layer._wanted[self.of]:
+            return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
 
 
 @_disable_dynamo
