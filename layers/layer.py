@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,6 +67,39 @@ _CACHE_SIZE = 32
 """Input signatures for which a layer caches bound functions."""
 
 
+class Bound(NamedTuple):
+    """A function of a layer, and for each input, True if a worker needs its gradient."""
+
+    function: Function
+    wanted: tuple[bool, ...]
+
+
+class Call(NamedTuple):
+    """A call that all workers agreed on."""
+
+    given: CallMetadata
+    code: Any
+    """This worker's term of the sum by which they agreed."""
+    total: int
+    bound: Bound
+
+
+class Settled(Cache[Call]):
+    """Calls of this worker, by their metadata.
+
+    Attributes:
+        last: the last one that all workers agreed on, which is the same one on all of them; None if
+            there is none.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.last: Call | None = None
+
+    def __deepcopy__(self, memo: object) -> Settled:
+        return Settled(self._most)
+
+
 class Layer(torch.nn.Module):
     """Base class of distributed modules. Collective: all workers of the program construct it, and
     call it, in the same order, whether they hold a block of the tensor or not.
@@ -115,9 +148,9 @@ class Layer(torch.nn.Module):
         self._agreement: InputAgreement = agreement_of(self.backend)
         self._number = self._agreement.new_number()
         # Keys of the first two, and their order, are the same on all workers: a miss is collective.
-        self._agreed = Cache[Function](_CACHE_SIZE)
+        self._agreed = Cache[Bound](_CACHE_SIZE)
         self._bound = Cache[Function](_CACHE_SIZE)
-        self._settled = Cache[Function](_CACHE_SIZE)
+        self._settled = Settled(_CACHE_SIZE)
         enlist(self)
 
     @property
@@ -198,20 +231,16 @@ class Layer(torch.nn.Module):
         op = self._agreement.shared_operator(make, arguments, options, self.__dict__["_where"])
         if op is None:
             return _itself
-        function = self.applied(op)
-        return function if of is None else partial(self._sent_back, function, of)
+        return self.applied(op, of)
 
-    def _sent_back(self, function: Function, of: int, x: Tensor) -> Tensor:
-        """Apply a function; without gradient if no worker needs that of input `of`."""
-        if self._wanted[of]:
-            return function(x)
-        with torch.no_grad():
-            return function(x)
+    def applied(self, op: LinearOperator, of: int | None = None) -> Function:
+        """Function that applies an operator in autograd; errors name this layer. Collective.
 
-    def applied(self, op: LinearOperator) -> Function:
-        """Function that applies an operator in autograd; errors name this layer. Collective."""
+        Args:
+            of: as of `moved`.
+        """
         bridge_of(op, self.backend)  # compiling is collective, and not all workers may call it
-        return partial(apply, op, backend=self.backend, where=self.__dict__["_where"])
+        return Applied(self, op, of, self.__dict__["_where"])
 
     # States
 
@@ -261,7 +290,9 @@ class Layer(torch.nn.Module):
         if len(tensors) < len(self.inputs):
             tensors = (*tensors, *[None] * (len(self.inputs) - len(tensors)))
         try:
-            result = self._function(tensors)(*tensors)
+            function, wanted = self._function(tensors)
+            self.__dict__["_wanted"] = wanted  # torch's Module.__setattr__ takes 1.2 µs
+            result = function(*tensors)
         except LinopError as error:
             name_layer(error, path_of(self), self._name)
             raise
@@ -270,21 +301,26 @@ class Layer(torch.nn.Module):
             mark_block(result, self._cut(self.output, result.ndim))
         return result
 
-    def _function(self, tensors: Sequence[Tensor | None]) -> Function:
+    def _function(self, tensors: Sequence[Tensor | None]) -> Bound:
         """Function that computes the output, as all workers agree. Collective, except under
         `fixed_shapes` for arguments that were passed before."""
         own = tuple(
-            (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
+            [(n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None]
         )
         given = call_metadata(tensors, self.training, own, self.invalid_values(tensors))
-        if self._agreement.shapes_are_fixed and given in self._settled:
-            return self._settled[given]
-        total = self._agreement.total(self._number, given)
-        function = self._agreed.get(total)
-        if function is None or (self._agreement.debug and not is_replaying()):
-            function = self._new_function(given, self._digests(tensors))
-            self._agreed.keep(total, function)
-        return self._settled.keep(given, function)
+        agreement, settled, last = self._agreement, self._settled, self._settled.last
+        call = last if last is not None and last.given == given else settled.get(given)
+        if agreement.shapes_are_fixed and call is not None:
+            return call.bound
+        code = agreement.code(self._number, given) if call is None else call.code
+        total = agreement.total_of(code)
+        if call is not None and call is last and call.total == total and not agreement.debug:
+            return call.bound  # so do the others: their last call was the same one
+        bound = self._agreed.get(total)
+        if bound is None or (agreement.debug and not is_replaying()):
+            bound = self._agreed.keep(total, self._new_function(given, self._digests(tensors)))
+        settled.last = settled.keep(given, Call(given, code, total, bound))
+        return bound
 
     def _digests(self, tensors: Sequence[Tensor | None]) -> Said:
         """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
@@ -296,7 +332,7 @@ class Layer(torch.nn.Module):
         every = (given | own).items()
         return {name: digest(x) for name, x in every if isinstance(x, torch.Tensor)}
 
-    def _new_function(self, mine: CallMetadata, digests: Said) -> Function:
+    def _new_function(self, mine: CallMetadata, digests: Said) -> Bound:
         cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
         where = self.__dict__["_where"] = path_of(self)
         made = self.description()._replace(where=where, unfit=unfit_parametrization(self, cut))
@@ -318,11 +354,7 @@ class Layer(torch.nn.Module):
         known = self._bound.get(key)
         if known is None:
             known = self._bound.keep(key, self._with_batch(self.bind(*inputs), inputs[0]))
-        return partial(self._called, known, wanted)
-
-    def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
-        self.__dict__["_wanted"] = wanted  # torch's Module.__setattr__ takes 1.2 µs
-        return function(*tensors)
+        return Bound(known, wanted)
 
     def _with_batch(self, function: Function, X: TensorSpace) -> Function:
         """The function with its zero-volume results reshaped, where `preserve_batch` says so, to
@@ -332,21 +364,46 @@ class Layer(torch.nn.Module):
             return function
         outside = all(self.worker not in partition for partition in self.inputs)
 
+        def shape_for(x: Tensor | None) -> tuple[int, ...]:
+            if x is None or not (outside or x.ndim):
+                return (*X.global_shape[:1], 0)
+            return tuple(x.shape) if outside else (x.shape[0], 0)
+
+        if isinstance(function, Applied):  # without another node
+            return lambda *tensors: function(tensors[0], shape_for(tensors[0]))
+
         def call(*tensors: Tensor) -> Tensor:
-            x = tensors[0]
             result = function(*tensors)
             if result is None:  # this worker passed None, and nothing moves
                 result = zero_volume_result(X)
-            if x is not None and (outside or x.ndim):
-                shape = tuple(x.shape) if outside else (x.shape[0], 0)
-            else:
-                shape = (*X.global_shape[:1], 0)
-            result = result.reshape(shape)
+            result = result.reshape(shape_for(tensors[0]))
             if torch.is_grad_enabled() and result.is_floating_point() and not result.requires_grad:
                 result = result.detach().requires_grad_()  # nothing moved: the result is x itself
             return result
 
         return call
+
+
+class Applied(NamedTuple):
+    """A function that applies an operator in autograd.
+
+    Attributes:
+        of: number of the input of the layer that it is applied to; without gradient if no worker
+            needs that of this input. None: always with it.
+        where: name of the layer.
+    """
+
+    layer: Layer
+    op: LinearOperator
+    of: int | None
+    where: str
+
+    def __call__(self, x: Any, empty: tuple[int, ...] | None = None) -> Tensor:
+        layer = self.layer
+        if self.of is None or layer._wanted[self.of]:
+            return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
 
 
 @_disable_dynamo

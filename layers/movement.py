@@ -17,7 +17,8 @@ from linop.spaces.tensor import TensorSpace
 class Movement(Layer):
     """Base class of modules that apply one movement operator, without local compute.
 
-    The result is new memory, even where nothing moves.
+    The result is new memory, even where nothing moves. It requires a gradient on all workers, or,
+    if no worker's argument does, on none, and backward sends no messages.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Movement(Layer):
         raise NotImplementedError
 
     def bind(self, *inputs: TensorSpace) -> Function:
-        return self.applied(self.operator(*inputs))
+        return self.applied(self.operator(*inputs), of=0)
 
     def extra_repr(self) -> str:
         return f"{self.inputs[0]} → {self.P_y}"

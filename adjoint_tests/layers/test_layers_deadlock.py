@@ -51,8 +51,9 @@ def run(misuse):
 """
 
 WAITS = r"worker \d+ waits for "
-CALLS = (
-    rf"{WAITS}a message from worker \d in stage 0 of plan \d+, <.*> \(in Net\.first \(Linear\), "
+CALLS = (  # by a plan, or by a board
+    rf"{WAITS}(a message from worker \d in stage 0 of plan \d+, <.*>|worker \d to call layers) "
+    r"\(in Net\.first \(Linear\), "
 )
 BACK = rf"{WAITS}worker 0 to call plan \d+ \(adjoint\), <.*> \(in Net\.third \(Linear\), backward, "
 END = rf"{WAITS}worker \d to end linop\.launch \(program\.py:\d+\)"

@@ -122,7 +122,12 @@ class Bridge:
             me = f"worker {self.plan.backend.worker}"
             words = f"{me} holds no region here; pass None or a zero-volume tensor, not {kind}"
             self._refuse(Unfit(ArgumentError(words)))
-        return [x.reshape(0)]
+        return [x]
+
+    def empty(self, tensors: Sequence[Any]) -> tuple[int, ...] | None:
+        """Shape of the zero-volume argument, and so of its gradient, of a worker without a region
+        in the domain; None elsewhere."""
+        return None if self._into else tuple(tensors[0].shape)
 
     def _of_dtype(self, tensor: Any) -> Any:
         """The tensor, converted under autocast as torch's own functions and

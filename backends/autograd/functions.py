@@ -26,11 +26,17 @@ from linop.backends.together.recorder import namers
 from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 
+Shape = tuple[int, ...]
+
 __all__ = ["Module", "add_dependency", "applied", "apply", "begun", "checkpoint_context", "ended"]
 
 
 def apply(
-    op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None = None, where: str = ""
+    op: LinearOperator | BoundPlan,
+    x: Any = None,
+    backend: Backend | None = None,
+    where: str = "",
+    empty: Shape | None = None,
 ) -> Any:
     """Apply an operator to tensors. Collective: all workers of the backend call it, in the same
     order, and all run backward or none.
@@ -51,6 +57,7 @@ def apply(
         backend: by default `linop.backends.current`. A process that holds all workers passes and
             gets all regions.
         where: name of the calling module, for errors of backward.
+        empty: shape of the zero-volume result on a worker without a region; (0,) by default.
 
     Returns:
         A new tensor of the worker's only region; a dict; or a zero-volume tensor, whose backward
@@ -62,10 +69,10 @@ def apply(
             missing, or their calls differ. All on every worker.
     """
     if torch.compiler.is_compiling():
-        return _uncompiled(op, x, backend, where)
+        return _uncompiled(op, x, backend, where, empty)
     bridge = bridge_of(op, backend)
     tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
-    results = _through(bridge, (opened(bridge), where), tensors)
+    results = _through(bridge, (opened(bridge), where, empty), tensors)
     return results[0] if bridge.one else bridge.wrapped(results)
 
 
@@ -73,7 +80,7 @@ def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[An
     """`apply` by a bridge to tensors that fit, in the order of its regions."""
     if torch.compiler.is_compiling():
         return _uncompiled_bridge(bridge, tensors, where)
-    return _through(bridge, (opened(bridge), where), tensors)
+    return _through(bridge, (opened(bridge), where, None), tensors)
 
 
 def begun(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> Any:
@@ -98,7 +105,7 @@ def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
     Args:
         token: its result.
     """
-    results: tuple[Any, ...] = _end(bridge, (opened(bridge), where), token)
+    results: tuple[Any, ...] = _end(bridge, (opened(bridge), where, None), token)
     return results
 
 
@@ -134,8 +141,9 @@ def add_dependency(x: Tensor, *unused: Tensor) -> Tensor:
 
 # The graph
 
-CallSite = tuple[int, str]
-"""Number of the call, and the name of the calling module (may be empty)."""
+CallSite = tuple[int, str, Shape | None]
+"""Number of the call, the name of the calling module (may be empty), and the shape of the result on
+a worker without a region, if it is another one than (0,)."""
 
 
 class _Rules(torch.autograd.Function):
@@ -145,10 +153,11 @@ class _Rules(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         adjoint: Bridge = ctx.bridge.adjoint
-        number, where = ctx.call
+        number, where, _ = ctx.call
         try:
             adjoint.closing(number)
-            return None, None, None, *_through(adjoint, _opened(adjoint, where), gradients)
+            call = opened(adjoint) if torch.is_grad_enabled() else 0, where, ctx.given
+            return None, None, None, *_through(adjoint, call, gradients)
         except LinopError as error:
             name_layer(error, where and f"{where}, backward")
             raise
@@ -157,7 +166,8 @@ class _Rules(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         bridge: Bridge = ctx.bridge
         given = [z if t is None else t for t, z in zip(tangents[3:], bridge.zeros(), strict=True)]
-        return _through(bridge, _opened(bridge, ctx.call[1]), given)
+        number = opened(bridge) if torch.is_grad_enabled() else 0
+        return _through(bridge, (number, *ctx.call[1:]), given)
 
 
 def _in_words(frame: FrameType) -> str:
@@ -177,8 +187,8 @@ class _Apply(_Rules):
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any) -> Any:
-        ctx.bridge, ctx.call = bridge, call
-        return run(bridge, tensors)
+        ctx.bridge, ctx.call, ctx.given = bridge, call, bridge.empty(tensors)
+        return _ran(bridge, call, tensors)
 
 
 _record = super(torch.autograd.Function, _Apply).apply
@@ -196,7 +206,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, token: Any) -> Any:
-        return None, None, None, *_end(ctx.bridge.adjoint, (0, ctx.where), token)
+        return None, None, None, *_end(ctx.bridge.adjoint, (0, ctx.where, None), token)
 
 
 class _End(torch.autograd.Function):
@@ -210,7 +220,7 @@ class _End(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         adjoint: Bridge = ctx.bridge.adjoint
-        number, where = ctx.call
+        number, where, _ = ctx.call
         try:
             adjoint.closing(number)
             return None, None, _begin(adjoint, where, adjoint.anchor, *gradients)
@@ -229,11 +239,12 @@ class _Transformed(_Rules):
 
     @staticmethod
     def forward(bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any) -> Any:
-        return run(bridge, tensors)
+        return _ran(bridge, call, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.bridge, ctx.call = inputs[:2]
+        ctx.given = ctx.bridge.empty(inputs[3:])
 
     @staticmethod
     def vmap(
@@ -241,13 +252,13 @@ class _Transformed(_Rules):
     ) -> tuple[Any, Any]:
         """Apply the operator slice by slice, since a plan is bound to one shape."""
         if info.batch_size == 0:
-            results = [z.new_zeros((0, *z.shape)) for z in bridge.adjoint.zeros()]
+            results = [z.new_zeros((0, *(call[2] or z.shape))) for z in bridge.adjoint.zeros()]
             return tuple(results), (0,) * len(results)
         slices = [
             [t if d is None else t.select(d, k) for t, d in zip(tensors, dims[3:], strict=True)]
             for k in range(info.batch_size)
         ]
-        each = [_through(bridge, (opened(bridge), call[1]), one) for one in slices]
+        each = [_through(bridge, (opened(bridge), *call[1:]), one) for one in slices]
         results = [torch.stack(batch) for batch in zip(*each, strict=True)]
         return tuple(results), (0,) * len(results)
 
@@ -262,20 +273,19 @@ def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[An
         # All workers propagate tangents or none; missing tangents are zero.
         tensors = [_dual(tensor) for tensor in tensors]
     elif not torch.is_grad_enabled():
-        return run(bridge, tensors)
+        return _ran(bridge, call, tensors)
     results = _record(bridge, call, bridge.anchor, *tensors)
     return results
+
+
+def _ran(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    results = run(bridge, tensors)
+    return results if call[2] is None else (results[0].reshape(call[2]),)
 
 
 def _transforms() -> bool:
     """True inside torch.func's transforms, and in forward mode."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
-
-
-def _opened(bridge: Bridge, where: str) -> CallSite:
-    """Call made by a derivative; number 0 if gradients are disabled, so that it has no backward
-    pass."""
-    return opened(bridge) if torch.is_grad_enabled() else 0, where
 
 
 def _dual(tensor: Any) -> Any:
@@ -289,10 +299,16 @@ def _dual(tensor: Any) -> Any:
 
 
 @_disable_dynamo
-def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None, where: str) -> Any:
+def _uncompiled(
+    op: LinearOperator | BoundPlan,
+    x: Any,
+    backend: Backend | None,
+    where: str,
+    empty: Shape | None,
+) -> Any:
     """`apply` under torch.compile: a graph break, since a plan is not torch code."""
     # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
-    return apply(op, x, backend, where)
+    return apply(op, x, backend, where, empty)
 
 
 @_disable_dynamo

@@ -11,8 +11,20 @@ from typing import Any, Protocol
 from linop.backends.autograd.bridge import Bridge
 from linop.errors import BackendError
 
-Kept = list[tuple[Bridge, list[Any], int]]
-"""Of each call: the bridge, the results, and the sum of their version counters."""
+
+class Runs(Protocol):
+    """What is called with tensors, as a `Bridge` is."""
+
+    @property
+    def plan(self) -> object:
+        """Its description, for errors."""
+
+    def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """A call."""
+
+
+Kept = list[tuple[Runs, list[Any], int]]
+"""Of each call: what was called, the results, and the sum of their version counters."""
 
 
 class Carried(Protocol):
@@ -65,7 +77,7 @@ class _Context:
         self._stacks.pop().close()
         _LOCAL.context, _LOCAL.replays = self._before
 
-    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    def run(self, bridge: Runs, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if self._replays:
             return self._replayed(bridge)
         results = bridge.run(tensors)
@@ -74,11 +86,11 @@ class _Context:
         self._kept.append((bridge, seen, sum(result._version for result in seen)))
         return results
 
-    def _replayed(self, bridge: Bridge) -> tuple[Any, ...]:
+    def _replayed(self, bridge: Runs) -> tuple[Any, ...]:
         first, kept, version = next(self._left, (None, [], 0))
         if first is None:
             raise BackendError(f"{bridge.plan!r}: was not called when this was computed first")
-        if first is not bridge:
+        if first != bridge:
             raise BackendError(f"{bridge.plan!r}: first, {first.plan!r} was called here")
         if sum(tensor._version for tensor in kept) != version:
             raise BackendError(
@@ -124,7 +136,7 @@ def opened(bridge: Bridge) -> int:
     return 0 if _LOCAL.replays else bridge.order.opened()
 
 
-def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def run(bridge: Runs, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call a plan, recording or replaying its results under `checkpoint_context`."""
     context = _LOCAL.context
     return bridge.run(tensors) if context is None else context.run(bridge, tensors)

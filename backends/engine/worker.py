@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from linop.backends.engine.arrays.interface import NUMPY, Arrays
@@ -33,6 +33,20 @@ from linop.spaces.inner_products import packed, sums_by_worker, unpacked
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
+
+
+class Board(Protocol):
+    """Sums of two numbers over all workers, apart from plans."""
+
+    def sum(self, number: int, code: int, doing: str) -> tuple[int, int]:
+        """Sums of two int64 over all workers, of which the first may overflow. Collective.
+
+        Args:
+            doing: the activity, for reports of waits.
+
+        Raises:
+            LinopError: the backend has failed or ended, or a worker does not come.
+        """
 
 
 class Worker(Backend):
@@ -138,6 +152,16 @@ class Worker(Backend):
         if key not in self.parted:
             self.parted[key] = self._part(parts, said[self.worker])
         return self.parted[key]
+
+    def board(self, doing: str) -> Board | None:
+        """The quickest way to sum two numbers over all workers; collective. None if there is none
+        but a plan.
+
+        Args:
+            doing: what the workers need it for, for errors.
+        """
+        del doing
+        return None
 
     def _failed(self, workers: tuple[int, ...], purpose: str) -> int:
         """Number of failed parts of these workers."""

@@ -21,7 +21,7 @@ import numpy as np
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.roads.call_numbers import compare_calls
-from linop.backends.engine.worker import Worker
+from linop.backends.engine.worker import Board, Worker
 from linop.backends.mpi.starting import check_running, start_mpi
 from linop.backends.together import ending, settings
 from linop.backends.together.agreement import Talk, Verdict, agree
@@ -49,6 +49,7 @@ try:
     from linop.backends.mpi.hybrid import Hybrid
     from linop.backends.mpi.joining import duplicated, joined, part
     from linop.backends.mpi.lifetime import RankWorker, kept, new_key
+    from linop.backends.mpi.shared_memory.board import board_of
     from linop.backends.mpi.shared_memory.plan_memory import NoRoomError, memory_needed
     from linop.backends.mpi.shared_memory.pool import NoWindowError, Pool, wanted
     from linop.backends.mpi.shared_memory.windows import Windows
@@ -241,6 +242,10 @@ class Rank(RankWorker):
             self._why = f"there is no shared memory: {error}"
         else:
             self.transport.listen_to(self._pool.bells)
+
+    def board(self, doing: str) -> Board | None:
+        shared = self._pool is not None and len(set(self.machines)) == 1
+        return board_of(self, doing) if shared else None
 
     def _agreed(self, op: LinearOperator) -> BoundPlan:
         if self._pool is not None:

@@ -3,10 +3,8 @@ torch.distributed and sequential torch."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,8 +73,11 @@ class Parallel(torch.nn.Module):  # type: ignore[misc]
 class Grid(torch.nn.Module):  # type: ignore[misc]
     """The paper's linear layer (section 4) by hand: x in row 0 of the grid, y in column 0."""
 
-    def __init__(self, comm: MPI.Intracomm, grid: tuple[int, int], whole: Module) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, grid: tuple[int, int], whole: Module, batch: int
+    ) -> None:
         super().__init__()
+        self.batch = batch
         i, j = divmod(comm.rank, grid[1])
         self.column, self.row = comm.Split(j, i), comm.Split(i, j)
         block = whole.weight.detach().chunk(grid[0])[i].chunk(grid[1], 1)[j]
@@ -85,7 +86,7 @@ class Grid(torch.nn.Module):  # type: ignore[misc]
         self.bias = torch.nn.Parameter(bias) if j == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = _BATCH, self.weight.shape[1]
+        shape = self.batch, self.weight.shape[1]
         x = by_hand.Broadcast.apply(x, self.column, shape)
         return by_hand.SumReduce.apply(F.linear(x, self.weight, self.bias), self.row)
 
@@ -148,7 +149,7 @@ def square_grid(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     ours = seeded(lambda: layers.Linear(P_x, P_y, Partition(grid), _WIDE, _WIDE))
     return {
         "linop": side(comm, ours, mine, given),
-        BY_HAND: side(comm, Grid(comm, grid, seeded(_linear)), mine, given),
+        BY_HAND: side(comm, Grid(comm, grid, seeded(_linear), _BATCH), mine, given),
         SEQUENTIAL: sequential(comm, _linear, x, g),
     }
 
@@ -160,7 +161,8 @@ def step(model: Module, x: Tensor, labels: Tensor, adam: bool = False) -> dict[s
     """A side: forward, backward and SGD, or Adam. Its result is the loss; 0 on workers without
     output."""
     kind: Any = torch.optim.Adam if adam else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.001 if adam else 0.01)
+    # A worker may have no parameters.
+    optimizer = kind([{"params": model.parameters()}], lr=0.001 if adam else 0.01)
 
     def run() -> Tensor:
         optimizer.zero_grad()
@@ -219,28 +221,6 @@ for _hidden in (128, 512, 4096):
     case(f"MLP 784-{_hidden}-10, batch {_BATCH}, SGD", STEP, (_BATCH * 784 * 4,))(
         partial(_mlp, hidden=_hidden)
     )
-
-
-LENET = Path(__file__).resolve().parents[2] / "examples/lenet5.py"
-
-
-def lenet(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """The network of examples/lenet5.py on four workers, with images on worker 0; and its
-    sequential twin."""
-    spec = importlib.util.spec_from_file_location("lenet5", LENET)
-    assert spec is not None and spec.loader is not None
-    example: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    x, labels = drawn((256, 1, 28, 28), 1) / 9, torch.arange(256) % 10
-    mine = x if comm.rank == 0 else x.flatten(1)[:, :0]
-    return {
-        "linop": step(seeded(example.distributed), mine, labels, adam=True),
-        SEQUENTIAL: step_alone(comm, example.sequential, x, labels, adam=True),
-    }
-
-
-if LENET.exists():
-    case("LeNet-5, batch 256, Adam", STEP, (256 * 28 * 28 * 4,), ranks=(4,))(lenet)
 
 
 # Convolutions, split over space

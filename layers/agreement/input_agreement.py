@@ -4,6 +4,12 @@ Each call sums an 8-byte digest of the arguments' metadata over all workers, and
 summed: one all-reduce of 16 bytes. A sum seen before hits the layer's cache; a new one triggers an
 all-gather of the metadata. So a tensor of another shape on one worker is known to all before any
 block is sent: it makes another global tensor, or is an error on every worker.
+
+The sum stands before the layer's messages, and does not travel with them: these have the sizes of
+one global tensor, a worker that is given another one sends none of them, and one that waits for no
+message, as the root of a broadcast, would go on with results of the old tensor. So each has to hear
+of each other one before it returns. Between ranks of one machine that takes a microsecond
+(`linop.backends.mpi.shared_memory.board`), elsewhere the time of a plan.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 from zlib import crc32
 
@@ -23,7 +29,7 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.recompute import in_checkpoint, run
-from linop.backends.engine.worker import Worker
+from linop.backends.engine.worker import Board, Worker
 from linop.backends.together.meeting import Meeting
 from linop.backends.together.transport import MEET, Item
 from linop.errors import ArgumentError, BackendError, LinopError
@@ -85,7 +91,7 @@ class InputAgreement(Meeting):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._layers = 0
-        self._calls = Cache[Any](_CACHE_SIZE)
+        self._calls = Cache[int](_CACHE_SIZE)
         self._digests = Cache[bytes | None](_CACHE_SIZE)
         self._operators: WeakValueDictionary[bytes, LinearOperator] = WeakValueDictionary()
         self.workers = backend.workers or 1
@@ -93,6 +99,8 @@ class InputAgreement(Meeting):
         self._alone = self.workers == 1
         self.debug = backend.debug
         self._sum = self._new_sum()
+        self._board: Board | Literal["unknown"] | None = "unknown"
+        """The way of the sums; None: by a plan."""
         self._interruptions = 0
         """Interrupted runs that all workers know of."""
         self._failed = False
@@ -117,17 +125,24 @@ class InputAgreement(Meeting):
 
     def total(self, layer: int, given: CallMetadata) -> int:
         """Sum over all workers of the digests of their calls (int64). Collective."""
+        return self.total_of(self.code(layer, given))
+
+    def code(self, layer: int, given: CallMetadata) -> int:
+        """This worker's term of `total`: the digest of its call, an int64."""
         call = layer, given
         code = self._calls.get(call)
         if code is None:
             # The worker is in the digest: two that swap arguments would give the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
-            number = int.from_bytes(digest[:8], "little", signed=True)
-            code = self._calls.keep(call, np.array([number, _code(_LAYERS)], np.int64))
-        return int(code[0]) if self._alone else self._summed(code, _LAYERS)
+            code = self._calls.keep(call, int.from_bytes(digest[:8], "little", signed=True))
+        return code
+
+    def total_of(self, code: int) -> int:
+        """`total` of a call by its `code`. Collective."""
+        return self.sum(code, _LAYERS)
 
     def sum(self, number: int, doing: str) -> int:
-        """Sum of an int64 over all workers. Collective.
+        """Sum of an int64 over all workers, which may overflow. Collective.
 
         Args:
             doing: the activity, equal on all workers.
@@ -137,25 +152,34 @@ class InputAgreement(Meeting):
         """
         if self._alone:
             return number
-        return self._summed(np.array([number, _code(doing)], np.int64), doing)
+        code = _code(doing)
+        if in_checkpoint():
+            total, codes = run(_Recorded(self, doing), (torch.tensor([number, code]),))[0].tolist()
+        else:
+            total, codes = self.summed(number, code, doing)
+        if codes != self.workers * code:
+            self.gather_objects(None, doing)  # all workers know, and it is an error on each
+        return int(total)
 
-    def _summed(self, pair: Any, doing: str) -> int:
+    def summed(self, number: int, code: int, doing: str) -> tuple[int, int]:
+        """Sums over all workers of a number, and of the code of what they do; collective."""
+        board = self._board
+        if isinstance(board, str):
+            assert isinstance(self._backend, Worker)
+            board = self._board = self._backend.board(doing)
+        if board is not None:
+            return board.sum(number, code, doing)
         if self._failed or not _runs(self._sum, self._backend):
             self.gather_objects(None, doing)  # so do the others, which have caught the error, too
         try:
             bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
-            if in_checkpoint():
-                found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
-            else:
-                # 5 µs less than through tensors
-                found = arrays.fetched(bridge.plan(arrays.put(pair)))
+            # 5 µs less than through tensors
+            pair = arrays.put(np.array([number, code], np.int64))
+            total, codes = arrays.fetched(bridge.plan(pair)).tolist()
         except LinopError:
             self._failed = True
             raise
-        total, codes = found.tolist()
-        if codes != self.workers * int(pair[1]):
-            self.gather_objects(None, doing)  # all workers know, and it is an error on each
-        return int(total)
+        return total, codes
 
     def agree_on_call(
         self, layer: LayerDescription, given: CallMetadata, digests: Said
@@ -262,6 +286,18 @@ class InputAgreement(Meeting):
             self._unsure, self._layers = range(self._sure + 1, most + 1), most
         self._sure = most
         return [one for one, _, _ in said]
+
+
+class _Recorded(NamedTuple):
+    """A sum as a checkpoint records it, in place of a bridge."""
+
+    agreement: InputAgreement
+    plan: str
+    """The activity."""
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        number, code = tensors[0].tolist()
+        return (torch.tensor(self.agreement.summed(number, code, self.plan)),)
 
 
 def _runs(op: LinearOperator, backend: Backend) -> bool:

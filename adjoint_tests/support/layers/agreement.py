@@ -3,6 +3,7 @@ or more. Each is ``contract(backend)``. Needs torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -122,7 +123,8 @@ def a_layer_of_one_worker_alone(backend: Backend) -> None:
         layer(torch.ones(2, 2))
 
     text = raised(BackendError, alone)
-    assert "workers do different things: worker 0: compile " in text, text
+    # Before its first call the sum of calls is compiled, where ranks share no memory.
+    assert re.search("workers do different things: worker 0: (compile|call layers)", text), text
     assert "; worker 1: construct Conv1d" in text, text
     assert text.isprintable()
 

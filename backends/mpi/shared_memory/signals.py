@@ -22,7 +22,7 @@ from linop.backends.together.transport import Awaited, Who, peers_named
 
 _LINE = 64
 """Bytes of a cache line, and the distance of signals."""
-_ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
+ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 """True if other cores see stores in program order."""
 
 RUN, MARK = Variable("n"), Variable("e")
@@ -106,7 +106,7 @@ class Signals:
     def sync(self) -> list[Operation]:
         """Operations between a write of data and its signal, and between a signal and a read of
         data."""
-        return [] if _ORDERED else [Call(self._pool.sync)]
+        return [] if ORDERED else [Call(self._pool.sync)]
 
     def spin(self, condition: Condition | Joined, ready: object, who: Who) -> list[Operation]:
         """Operations that wait for a condition: they spin for a while first, since other workers

@@ -15,7 +15,7 @@ from linop.errors import LinopError, PartitionError, name_layer
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.agreement.metadata import call_metadata
 from linop.layers.agreement.naming import path_of
-from linop.layers.layer import Function, Layer
+from linop.layers.layer import Bound, Function, Layer
 from linop.layers.parameters.weights import hold
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
@@ -45,7 +45,7 @@ class ParallelLayer(Layer):
         self.axis, self.layouts, self.output_layout = axis, tuple(inputs), output
         self.calls: Calls | None = None
         self._in_a_call = False
-        self._known = Cache[Function](_CACHE_SIZE)
+        self._known = Cache[Bound](_CACHE_SIZE)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         return [_in_range(self._name, self.layouts[number], ndim)]
@@ -134,11 +134,12 @@ class ParallelLayer(Layer):
         sizes = [b - a for a, b in bounds for _ in range(shared)]
         return types.cut(dim, result.ndim, sizes, whole)
 
-    def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
-        self.__dict__["_output_space"] = getattr(function, "output", None)
-        return super()._called(function, wanted, *tensors)
+    def _function(self, tensors: Sequence[Tensor | None]) -> Bound:
+        bound = self._bound_to(tensors)
+        self.__dict__["_output_space"] = getattr(bound.function, "output", None)
+        return bound
 
-    def _function(self, tensors: Sequence[Tensor | None]) -> Function:
+    def _bound_to(self, tensors: Sequence[Tensor | None]) -> Bound:
         # The workers agreed on the call of the whole net, from which this one follows.
         calls = self.calls
         if not is_replaying():  # which follows the first computation
