@@ -10,7 +10,15 @@ from torch import Tensor
 
 from linop.errors import ArgumentError
 from linop.layers.layer import Function, Layer, empty_block
-from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
+from linop.layers.sliding import (
+    Pads,
+    Window,
+    averaged,
+    check_dimensions,
+    numbers,
+    pool_padding,
+    spatial,
+)
 from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -49,17 +57,9 @@ class _Pool(Layer):
     def window(self, shape: tuple[int, ...]) -> Window:
         """The window over a tensor of a shape in space. With `ceil_mode` its right padding is
         enlarged, for a last kernel that begins in the tensor or in the left padding."""
-        pads = []
-        for n, k, s, p, d in zip(
-            shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
-        ):
-            reach = d * (k - 1) + 1
-            outputs = -(-(n + 2 * p - reach) // s) + 1
-            if (outputs - 1) * s >= n + p:
-                outputs -= 1
-            more = (outputs - 1) * s + reach - (n + 2 * p)
-            pads.append((p, p + max(0, more) if self.ceil_mode else p))
-        return Window(self.kernel_size, self.stride, tuple(pads), self.dilation)
+        rows = zip(shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        pads = tuple(pool_padding(*row, self.ceil_mode) for row in rows)
+        return Window(self.kernel_size, self.stride, pads, self.dilation)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -177,26 +177,12 @@ class _AvgPool(_Pool):
             factor = size / self.divisor_override
             return lambda x: pool(x, window.size, window.stride) * factor
         counts = torch.ones((), dtype=torch.float64)
-        for d, (first, last) in enumerate(where):
-            counts = counts[..., None] * self._counts(d, torch.arange(first, last), extents[d])
+        for d, pair in enumerate(where):
+            row = self.kernel_size[d], self.stride[d], self.padding[d]
+            counts = counts[..., None] * averaged(pair, extents[d], *row, self.count_include_pad)
         if bool((counts == size).all()):
             return lambda x: pool(x, window.size, window.stride)
         return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
-
-    def _counts(self, d: int, outputs: Tensor, n: int) -> Tensor:
-        """Number of elements that some outputs along dimension d average, by torch's rule: padding
-        counts, with `count_include_pad`; elements beyond it, which `ceil_mode` adds, do not.
-
-        Args:
-            outputs: indices of outputs, int64.
-            n: extent of the tensor in that dimension, without padding.
-        """
-        k, s, p = self.kernel_size[d], self.stride[d], self.padding[d]
-        first = outputs * s - p
-        last = (first + k).clamp(max=n + p)
-        if not self.count_include_pad:
-            first, last = first.clamp(min=0), last.clamp(max=n)
-        return last - first
 
 
 class MaxPool1d(_MaxPool):

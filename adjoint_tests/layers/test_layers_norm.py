@@ -20,25 +20,25 @@ from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
 from support.layers.cases import WIDE, Case, block, is_its_twin, normal, same
-from support.layers.norms import batch_norms, keeps_statistics, norms
+from support.layers.norms import channel_norms, keeps_statistics, norms
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
 
-@given(norms(6))
+@given(norms(8))
 def test_norms_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(norms(4))
 def test_norms_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)
 
 
-@given(batch_norms(6))
+@given(channel_norms(6))
 def test_running_statistics_on_threads(case: Case) -> None:
     linop.launch(lambda backend: keeps_statistics(backend, case), case.workers)
 
@@ -46,7 +46,7 @@ def test_running_statistics_on_threads(case: Case) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=6)
-@given(batch_norms(4))
+@given(channel_norms(4))
 def test_running_statistics_on_ranks(case: Case) -> None:
     on_ranks(case.workers, keeps_statistics, case)
 

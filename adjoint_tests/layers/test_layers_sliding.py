@@ -14,7 +14,6 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from linop import Partition
 from support.layers.cases import Case, grids, is_its_twin
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
@@ -29,13 +28,7 @@ def convolutions(draw: Any, most: int) -> Case:
     P_x, P_y = draw(grids(most, ndim + 2)), draw(grids(most, ndim + 2))
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     work: Any = draw(st.none() | grids(most, ndim + draw(st.sampled_from([2, 3]))))
-    if work is not None and groups > 1:
-        work = _merged(work, ndim)
-    each = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    split = P_x.shape[1] if work is None else work.shape[-ndim - 2]
-    # With groups, cuts are between them.
-    channels = [groups * n * (split if groups > 1 else 1) for n in each]
-    groups = groups * (split if groups > 1 else 1)
+    channels = [groups * draw(st.integers(1, 3)) for _ in "xy"]
     size = [draw(st.integers(1, 3)) for _ in range(ndim)]
     dilation = [draw(st.integers(1, 2)) for _ in range(ndim)]
     reach = [d * (k - 1) + 1 for k, d in zip(size, dilation, strict=True)]
@@ -64,10 +57,53 @@ def convolutions(draw: Any, most: int) -> Case:
     )
 
 
-def _merged(work: Partition, ndim: int) -> Partition:
-    """With the axis of input channels in that of the output channels."""
-    *batch, outputs, inputs = work.shape[: work.ndim - ndim]
-    return Partition((*batch, outputs * inputs, 1, *work.shape[work.ndim - ndim :]), work.workers)
+@st.composite
+def transposed(draw: Any, most: int) -> Case:
+    """Any transposed convolution, on grids of at most so many workers."""
+    ndim = draw(st.integers(1, 3))
+    P_x, P_y = draw(grids(most, ndim + 2)), draw(grids(most, ndim + 2))
+    work: Any = draw(st.none() | grids(most, ndim + draw(st.sampled_from([2, 3]))))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    channels = [groups * draw(st.integers(1, 3)) for _ in "xy"]
+    rows = []
+    for _ in range(ndim):
+        n, k, s, d = (draw(st.integers(1, most)) for most in (6, 4, 3, 2))
+        more = draw(st.integers(0, max(s, d) - 1))
+        last = (n - 1) * s + d * (k - 1) + more  # of the output, without padding
+        rows.append((n, k, s, draw(st.integers(0, min(3, last // 2))), more, d))
+    space, size, stride, padding, more, dilation = zip(*rows, strict=True)
+    options = {
+        "stride": stride,
+        "padding": padding,
+        "output_padding": more,
+        "groups": groups,
+        "bias": draw(st.booleans()),
+        "dilation": dilation,
+    }
+    return Case(
+        f"ConvTranspose{ndim}d",
+        (P_x,),
+        (draw(st.integers(1, 3)), channels[0], *space),
+        (channels[0], channels[1], size),
+        options,
+        {"P_y": P_y, "P_W": work},
+        P_y,
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@st.composite
+def adaptive(draw: Any, most: int) -> Case:
+    """Any adaptive pooling, on grids of at most so many workers."""
+    ndim, kind = draw(st.integers(1, 3)), draw(st.sampled_from(["Max", "Avg"]))
+    space = [draw(st.integers(1, 9)) for _ in range(ndim)]
+    extent = st.integers(1, 7)
+    one = extent | st.none() if ndim > 1 else extent  # torch has no None in 1-D
+    size: Any = draw(st.tuples(*[one] * ndim) | extent)
+    P_x = draw(grids(most, ndim + 2))
+    shape = draw(st.integers(1, 3)), draw(st.integers(1, 3)), *space
+    seed = draw(st.integers(0, 99))
+    return Case(f"Adaptive{kind}Pool{ndim}d", (P_x,), shape, (size,), kept=2, seed=seed)
 
 
 @st.composite
@@ -94,8 +130,13 @@ def poolings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pool{ndim}d", (P_x,), shape, (tuple(size),), options, kept=2, seed=seed)
 
 
-@given(convolutions(6))
+@given(convolutions(8))
 def test_convolutions_on_threads(case: Case) -> None:
+    on_threads(case.workers, is_its_twin, case)
+
+
+@given(transposed(8))
+def test_transposed_convolutions_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
@@ -104,17 +145,22 @@ def test_poolings_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
+@given(adaptive(8))
+def test_adaptive_poolings_on_threads(case: Case) -> None:
+    on_threads(case.workers, is_its_twin, case)
+
+
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=12)
-@given(convolutions(4))
+@settings(max_examples=16)
+@given(convolutions(4) | transposed(4))
 def test_convolutions_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=12)
-@given(poolings(4))
+@settings(max_examples=16)
+@given(poolings(4) | adaptive(4))
 def test_poolings_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)

@@ -39,7 +39,7 @@ LAYERS = (
         "count of one block",
         "the mean of a batch is divided by the number of this worker's elements",
         "local",
-        "linop.layers.moments:Moments.__init__",
+        "linop.layers.moments:Sums.__init__",
         "prod(X.global_shape[d] for d in dims)",
         "max(1, prod((X.local_shape(layer.worker) if layer.worker in X.partition else "
         "X.global_shape)[d] for d in dims))",
