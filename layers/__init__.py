@@ -2,6 +2,7 @@
 names alone."""
 
 import linop.backends.autograd  # first: without torch it says what to install
+from linop.layers.activation import GLU, LogSoftmax, PReLU, Softmax, Softmax2d, Softmin
 from linop.layers.adaptive_pool import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -74,7 +75,17 @@ from linop.layers.parameters.clipping import clip_grad_norm_
 from linop.layers.parameters.initialise import initialize, seeded
 from linop.layers.parameters.scaling import GradScaler
 from linop.layers.parameters.torch_guards import install
-from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from linop.layers.pool import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from linop.layers.resample import (
     Downsample,
     Upsample,
@@ -82,13 +93,13 @@ from linop.layers.resample import (
     UpsamplingNearest2d,
 )
 from linop.layers.shapes import ChannelShuffle, Flatten, PixelShuffle, PixelUnshuffle, Unflatten
-from linop.layers.softmax import LogSoftmax, Softmax, Softmax2d, Softmin
 from linop.layers.spectral import SpectralConv
 from linop.layers.state.checkpoint import load, save
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.state.state import gather_state, scatter_state
 
 __all__ = [
+    "GLU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
@@ -136,6 +147,9 @@ __all__ = [
     "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -148,6 +162,7 @@ __all__ = [
     "MaxPool3d",
     "Movement",
     "NLLLoss",
+    "PReLU",
     "PixelShuffle",
     "PixelUnshuffle",
     "RMSNorm",

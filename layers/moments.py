@@ -118,7 +118,8 @@ def log_sum_exp(layer: Layer, X: TensorSpace, d: int) -> Function:
         tops, sums = blocks.unflatten(d, (parts, 2)).unbind(d + 1)
         tops = tops.detach()
         top = tops.amax(d, True)
-        return top + (sums * (tops - top).exp()).sum(d, True).log()
+        result: Tensor = top + (sums * (tops - top).exp()).sum(d, True).log()
+        return result
 
     return normaliser
 

@@ -112,7 +112,8 @@ class LayerNorm(_LastNorm):
 
         def normalise(x: Tensor) -> Tensor:
             _, centered, variance = moments(x)
-            return centered * (variance + self.eps).rsqrt()
+            result: Tensor = centered * (variance + self.eps).rsqrt()
+            return result
 
         return normalise
 

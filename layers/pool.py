@@ -185,6 +185,35 @@ class _AvgPool(_Pool):
         return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
 
 
+class _LPPool(_AvgPool):
+    """Power-average pooling over blocks of (batch, channels, space): (Σ xᵖ)^(1/p).
+
+    Args:
+        P_x: the partition of input and output.
+        norm_type, kernel_size, stride, ceil_mode: as in torch.nn.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        norm_type: float,
+        kernel_size: Any,
+        stride: Any = None,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(P_x, kernel_size, stride, 0, ceil_mode)
+        self.norm_type = float(norm_type)
+
+    def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
+        mean, p, size = super().pooling(window, where, extents), self.norm_type, prod(window.size)
+
+        def pool(x: Tensor) -> Tensor:
+            y = mean(x.pow(p))
+            return (y.sign() * y.abs().relu() * size).pow(1 / p)
+
+        return pool
+
+
 class MaxPool1d(_MaxPool):
     __doc__ = _MaxPool.__doc__
     ndim = 1
@@ -212,4 +241,19 @@ class AvgPool2d(_AvgPool):
 
 class AvgPool3d(_AvgPool):
     __doc__ = _AvgPool.__doc__
+    ndim = 3
+
+
+class LPPool1d(_LPPool):
+    __doc__ = _LPPool.__doc__
+    ndim = 1
+
+
+class LPPool2d(_LPPool):
+    __doc__ = _LPPool.__doc__
+    ndim = 2
+
+
+class LPPool3d(_LPPool):
+    __doc__ = _LPPool.__doc__
     ndim = 3

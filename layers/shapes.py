@@ -165,8 +165,9 @@ class Unflatten(_Moved):
             shape = *P_x.shape[:at], *ones[:cut], P_x.shape[at], *ones[cut:], *P_x.shape[at + 1 :]
             grid = Partition(shape, P_x.workers)
         super().__init__([P_x], grid)
-        self.dim, self.unflattened_size = dim, sizes
-        self._cut, self._ndim = cut, P_x.ndim if P_y is None and dim < 0 else None
+        self.dim = dim
+        self.unflattened_size: tuple[int, ...] = sizes
+        self._place, self._ndim = cut, P_x.ndim if P_y is None and dim < 0 else None
         others = [k for k in range(at, at + len(sizes)) if k < grid.ndim and k != at + cut]
         if any(grid.shape[k] > 1 for k in others):
             raise PartitionError(
@@ -189,16 +190,16 @@ class Unflatten(_Moved):
         grid, more = self.output, len(sizes) - 1
         assert grid is not None
         self._check_grid(grid, X.ndim + more)
-        new: list[Axis] = [d if k == self._cut else COPIES for k in range(more + 1)]
+        new: list[Axis] = [d if k == self._place else COPIES for k in range(more + 1)]
         axes = [*range(d), *new, *range(d + 1, X.ndim)][: grid.ndim]
-        inner, parts = prod(sizes[self._cut + 1 :]), grid.shape[axes.index(d)] if d in axes else 1
+        inner, parts = prod(sizes[self._place + 1 :]), grid.shape[axes.index(d)] if d in axes else 1
         cuts = X.bounds[d] if len(X.bounds[d]) == parts else even(n, parts)
-        rows = in_multiples(cuts, sizes[self._cut], inner)
+        rows = in_multiples(cuts, sizes[self._place], inner)
         bounds = {d: tuple((a * inner, b * inner) for a, b in rows)}
 
         def split(x: Tensor, shape: tuple[int, ...]) -> Tensor:
             mine = sizes.copy()
-            mine[self._cut] = shape[d] // inner if inner else mine[self._cut]
+            mine[self._place] = shape[d] // inner if inner else mine[self._place]
             return x.reshape((*shape[:d], *mine, *shape[d + 1 :]))
 
         return self.then(X, grid, axes, bounds, split)

@@ -20,7 +20,7 @@ import linop
 from linop import LinopError, Partition, launch, layers
 from linop.backends import Backend
 from support.layers.cases import WIDE, Case, is_its_twin
-from support.layers.shapes import flattenings, shuffles, softmaxes, unflattenings
+from support.layers.shapes import activations, flattenings, shuffles, softmaxes, unflattenings
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -45,10 +45,15 @@ def test_softmax_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
+@given(activations(8))
+def test_activations_on_threads(case: Case) -> None:
+    on_threads(case.workers, is_its_twin, case)
+
+
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=20)
-@given(flattenings(4) | unflattenings(4) | shuffles(4) | softmaxes(4))
+@given(flattenings(4) | unflattenings(4) | shuffles(4) | softmaxes(4) | activations(4))
 def test_shapes_and_softmax_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)
 
@@ -119,6 +124,8 @@ MISTAKES: list[tuple[Any, Any, str]] = [
     (lambda: layers.Softmax(P2, 2), (1, 1), "dimension 2 of an input"),
     (lambda: layers.Softmax(P2, 1), "int64", "a floating-point dtype expected"),
     (lambda: layers.Softmax2d(P2), (1, 1), "4 dimensions expected"),
+    (lambda: layers.GLU(P2, 0), (1, 1), "one of even length expected"),
+    (lambda: layers.PReLU(P2, 3), (1, 1), "(batch, 3, …)"),
     (lambda: layers.GroupNorm(P3, 2, 3), None, "that divides that of the channels"),
     (lambda: layers.GroupNorm(P3, 2, 4), (1, 3, 2), "(batch, 4, …)"),
     (lambda: layers.GroupNorm(P2, 2, 2), (1, 1), "more than 1 value per channel"),

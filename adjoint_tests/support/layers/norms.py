@@ -46,7 +46,7 @@ def groups_or_neighbours(draw: Any, most: int, kind: str) -> Case:
     seed = draw(st.integers(0, 99))
     if kind == "GroupNorm":
         arguments: tuple[Any, ...] = (groups, groups * each)
-        options = {"affine": draw(st.booleans()), "bias": draw(st.booleans())}
+        options: dict[str, Any] = {"affine": draw(st.booleans())}
         return Case(kind, (grid,), shape, arguments, options, kept=len(shape), seed=seed)
     options = {"alpha": 0.5, "k": draw(st.sampled_from([1.0, 2.0]))}
     arguments = (draw(st.integers(1, 7)),)

@@ -126,3 +126,20 @@ def softmaxes(draw: Any, most: int) -> Case:
     P_x = draw(grids(most, draw(st.integers(1, ndim))))
     seed = draw(st.integers(0, 99))
     return Case(kind, (P_x,), shape, dim, kept=ndim, seed=seed)
+
+
+@st.composite
+def activations(draw: Any, most: int) -> Case:
+    """Gates and PReLU, on grids of at most so many workers."""
+    ndim, seed = draw(st.integers(1, 4)), draw(st.integers(0, 99))
+    shape = [draw(st.integers(1, 5)) for _ in range(ndim)]
+    P_x = draw(grids(most, draw(st.integers(1, ndim))))
+    if draw(st.booleans()):
+        several = ndim > 1 and draw(st.booleans())
+        given = (shape[1] if several else 1, 0.3)
+        return Case("PReLU", (P_x,), tuple(shape), given, kept=ndim, seed=seed)
+    d = draw(st.integers(0, ndim - 1))
+    shape[d] *= 2
+    cuts = {e: _lengths(tuple(shape), P_x, seed, e) for e in range(P_x.ndim) if e != d}
+    dim = draw(st.sampled_from([d, d - ndim]))
+    return Case("GLU", (P_x,), tuple(shape), (dim,), sizes=cuts, seed=seed)
