@@ -51,6 +51,13 @@ def test_running_statistics_on_ranks(case: Case) -> None:
     on_ranks(case.workers, keeps_statistics, case)
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(6, 3), (6, 2), (4, 1), (7, 7), (2, 1)])
+def test_blocks_that_cut_groups_of_channels(channels: int, groups: int) -> None:
+    grid = Partition((1, 4, 2))
+    case = Case("GroupNorm", (grid,), (2, channels, 3), (groups, channels), kept=3, seed=2)
+    on_threads(8, is_its_twin, case)
+
+
 def test_a_far_mean_and_empty_blocks() -> None:
     """Two passes: the variance of numbers far from zero is not lost; and of three workers, the
     last has nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
+from linop import Partition
 from support.layers.cases import Case, is_its_twin
 from support.layers.sliding import adaptive, convolutions, poolings, transposed
 from support.requirements import needs_mpi
@@ -25,6 +27,16 @@ def test_convolutions_on_threads(case: Case) -> None:
 
 @given(transposed(8))
 def test_transposed_convolutions_on_threads(case: Case) -> None:
+    on_threads(case.workers, is_its_twin, case)
+
+
+@pytest.mark.parametrize("kind", ["Conv1d", "ConvTranspose1d"])
+@pytest.mark.parametrize("work", [None, (2, 1, 1), (5, 1, 1), (1, 2, 2), (2, 2, 1), (2, 4, 1)])
+@pytest.mark.parametrize("outputs", [6, 9])
+def test_blocks_that_cut_groups(kind: str, work: Any, outputs: int) -> None:
+    """Of three groups: output channels in the middle of one, and input channels of each."""
+    P_x, P_W = Partition((1, 2, 1)), None if work is None else Partition(work)
+    case = Case(kind, (P_x,), (2, 9, 5), (9, outputs, 2), {"groups": 3}, {"P_W": P_W}, P_x, seed=1)
     on_threads(case.workers, is_its_twin, case)
 
 
