@@ -2,8 +2,24 @@
 names alone."""
 
 import linop.backends.autograd  # first: without torch it says what to install
+from linop.layers.activation import GLU, LogSoftmax, PReLU, Softmax, Softmax2d, Softmin
+from linop.layers.adaptive_pool import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+)
 from linop.layers.agreement.input_agreement import fixed_shapes
-from linop.layers.conv import Conv1d, Conv2d, Conv3d
+from linop.layers.conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
@@ -29,7 +45,15 @@ from linop.layers.movement import (
     Repartition,
     SumReduce,
 )
-from linop.layers.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm
+from linop.layers.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+)
+from linop.layers.other_norms import GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
 from linop.layers.padding import (
     CircularPad1d,
     CircularPad2d,
@@ -51,19 +75,37 @@ from linop.layers.parameters.clipping import clip_grad_norm_
 from linop.layers.parameters.initialise import initialize, seeded
 from linop.layers.parameters.scaling import GradScaler
 from linop.layers.parameters.torch_guards import install
-from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from linop.layers.pool import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from linop.layers.resample import (
     Downsample,
     Upsample,
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from linop.layers.shapes import ChannelShuffle, Flatten, PixelShuffle, PixelUnshuffle, Unflatten
 from linop.layers.spectral import SpectralConv
 from linop.layers.state.checkpoint import load, save
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.state.state import gather_state, scatter_state
 
 __all__ = [
+    "GLU",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AllGather",
     "AllReduce",
     "AvgPool1d",
@@ -75,6 +117,7 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Broadcast",
+    "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",
     "CircularPad3d",
@@ -84,6 +127,9 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CrossEntropyLoss",
     "Downsample",
     "Dropout",
@@ -91,14 +137,24 @@ __all__ = [
     "Dropout2d",
     "Dropout3d",
     "Embedding",
+    "Flatten",
     "GradScaler",
+    "GroupNorm",
     "HaloExchange",
     "HuberLoss",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
     "Layer",
     "LayerNorm",
     "Linear",
+    "LocalResponseNorm",
+    "LogSoftmax",
     "Loss",
     "MSELoss",
     "MaxPool1d",
@@ -106,6 +162,10 @@ __all__ = [
     "MaxPool3d",
     "Movement",
     "NLLLoss",
+    "PReLU",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "RMSNorm",
     "ReduceScatter",
     "ReflectionPad1d",
     "ReflectionPad2d",
@@ -115,8 +175,12 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "SmoothL1Loss",
+    "Softmax",
+    "Softmax2d",
+    "Softmin",
     "SpectralConv",
     "SumReduce",
+    "Unflatten",
     "Upsample",
     "UpsamplingBilinear2d",
     "UpsamplingNearest2d",

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from linop.errors import ArgumentError
 from linop.layers.layer import Function, Layer, empty_block
-from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
+from linop.layers.sliding import (
+    Pads,
+    Window,
+    averaged,
+    check_dimensions,
+    numbers,
+    pool_padding,
+    spatial,
+)
 from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -49,17 +57,9 @@ class _Pool(Layer):
     def window(self, shape: tuple[int, ...]) -> Window:
         """The window over a tensor of a shape in space. With `ceil_mode` its right padding is
         enlarged, for a last kernel that begins in the tensor or in the left padding."""
-        pads = []
-        for n, k, s, p, d in zip(
-            shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
-        ):
-            reach = d * (k - 1) + 1
-            outputs = -(-(n + 2 * p - reach) // s) + 1
-            if (outputs - 1) * s >= n + p:
-                outputs -= 1
-            more = (outputs - 1) * s + reach - (n + 2 * p)
-            pads.append((p, p + max(0, more) if self.ceil_mode else p))
-        return Window(self.kernel_size, self.stride, tuple(pads), self.dilation)
+        rows = zip(shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        pads = tuple(pool_padding(*row, self.ceil_mode) for row in rows)
+        return Window(self.kernel_size, self.stride, pads, self.dilation)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -177,26 +177,41 @@ class _AvgPool(_Pool):
             factor = size / self.divisor_override
             return lambda x: pool(x, window.size, window.stride) * factor
         counts = torch.ones((), dtype=torch.float64)
-        for d, (first, last) in enumerate(where):
-            counts = counts[..., None] * self._counts(d, torch.arange(first, last), extents[d])
+        for d, pair in enumerate(where):
+            row = self.kernel_size[d], self.stride[d], self.padding[d]
+            counts = counts[..., None] * averaged(pair, extents[d], *row, self.count_include_pad)
         if bool((counts == size).all()):
             return lambda x: pool(x, window.size, window.stride)
         return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
 
-    def _counts(self, d: int, outputs: Tensor, n: int) -> Tensor:
-        """Number of elements that some outputs along dimension d average, by torch's rule: padding
-        counts, with `count_include_pad`; elements beyond it, which `ceil_mode` adds, do not.
 
-        Args:
-            outputs: indices of outputs, int64.
-            n: extent of the tensor in that dimension, without padding.
-        """
-        k, s, p = self.kernel_size[d], self.stride[d], self.padding[d]
-        first = outputs * s - p
-        last = (first + k).clamp(max=n + p)
-        if not self.count_include_pad:
-            first, last = first.clamp(min=0), last.clamp(max=n)
-        return last - first
+class _LPPool(_AvgPool):
+    """Power-average pooling over blocks of (batch, channels, space): (Σ xᵖ)^(1/p).
+
+    Args:
+        P_x: the partition of input and output.
+        norm_type, kernel_size, stride, ceil_mode: as in torch.nn.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        norm_type: float,
+        kernel_size: Any,
+        stride: Any = None,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(P_x, kernel_size, stride, 0, ceil_mode)
+        self.norm_type = float(norm_type)
+
+    def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
+        mean, p, size = super().pooling(window, where, extents), self.norm_type, prod(window.size)
+
+        def pool(x: Tensor) -> Tensor:
+            y = mean(x.pow(p))
+            return (y.sign() * y.abs().relu() * size).pow(1 / p)
+
+        return pool
 
 
 class MaxPool1d(_MaxPool):
@@ -226,4 +241,19 @@ class AvgPool2d(_AvgPool):
 
 class AvgPool3d(_AvgPool):
     __doc__ = _AvgPool.__doc__
+    ndim = 3
+
+
+class LPPool1d(_LPPool):
+    __doc__ = _LPPool.__doc__
+    ndim = 1
+
+
+class LPPool2d(_LPPool):
+    __doc__ = _LPPool.__doc__
+    ndim = 2
+
+
+class LPPool3d(_LPPool):
+    __doc__ = _LPPool.__doc__
     ndim = 3

@@ -1,15 +1,19 @@
 """Geometry of sliding kernels over blocks, for convolution, pooling and resampling (paper, section
-4, sparse layers, and appendix B); and the checks of arguments that these layers share."""
+4, sparse layers, and appendix B): which input a range of outputs needs; reductions of windows of
+any lengths; and the checks of arguments that these layers share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.operators.halo import halo_geometry, per_dim
-from linop.spaces.decomposition import Bounds
+from linop.spaces.decomposition import Bounds, even
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
@@ -56,6 +60,142 @@ class Window:
         """Extents of the output for a tensor of a shape, both in the window's dimensions."""
         rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
         return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+
+
+@dataclass(frozen=True)
+class TransposedWindow:
+    """A kernel of a transposed convolution over the last dimensions of a tensor: output o gets
+    input i by the kernel's element j, where o = i·stride − padding + j·dilation.
+
+    Args:
+        size, stride, padding, output_padding, dilation: one number for each of these dimensions, as
+            in torch.nn.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def reach(self, d: int) -> int:
+        """Distance of the first and the last output that one input is added to, along d."""
+        return self.dilation[d] * (self.size[d] - 1)
+
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Extents of the output for a tensor of a shape, both in the window's dimensions; below 1
+        where there is none."""
+        return tuple(
+            (n - 1) * self.stride[d] - 2 * self.padding[d] + self.reach(d) + more + 1
+            for d, (n, more) in enumerate(zip(shape, self.output_padding, strict=True))
+        )
+
+    def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
+        """Range of n inputs that the outputs first:last along d need; one input at least, and none
+        for no outputs."""
+        if first == last:
+            return 0, 0
+        low = max((first + self.padding[d] - self.reach(d)) // self.stride[d], 0)
+        high = min((last - 1 + self.padding[d]) // self.stride[d], n - 1)
+        return min(low, high), high + 1
+
+    def crop(self, d: int, begin: int, n: int, first: int, last: int) -> tuple[int, slice]:
+        """The output padding with which inputs begin:begin + n, transposed without padding, cover
+        the outputs first:last along d; and the place of these in the result."""
+        at = begin * self.stride[d] - self.padding[d]
+        end = at + (n - 1) * self.stride[d] + self.reach(d) + 1
+        return max(0, last - end), slice(first - at, last - at)
+
+    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Index ranges of the tensor that the blocks of the balanced output need: for each
+        dimension, (start, stop) by grid coordinate.
+
+        Args:
+            shape: of the tensor in these dimensions.
+            grid: the workers in these dimensions.
+
+        Raises:
+            ShapeError: the output would be empty.
+        """
+        outputs = self.output(shape)
+        if min(shape) < 1 or min(outputs) < 1:
+            raise ShapeError(
+                f"transposed kernel of size {self.size} on a tensor of shape {tuple(shape)} with "
+                f"padding {self.padding}: no output"
+            )
+        return [
+            tuple(self.inputs(d, n, *cut) for cut in even(m, parts))
+            for d, (n, m, parts) in enumerate(zip(shape, outputs, grid.shape, strict=True))
+        ]
+
+
+def cropped(x: Tensor, where: Sequence[slice]) -> Tensor:
+    """Ranges of the last dimensions; the tensor itself, where they are all of it."""
+    for d, part in enumerate(where, start=x.ndim - len(where)):
+        length = part.stop - part.start
+        x = x if length == x.shape[d] else x.narrow(d, part.start, length)
+    return x
+
+
+def pool_padding(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> tuple[int, int]:
+    """(left, right) padding of a pool along a dimension of extent n. With `ceil_mode` the right one
+    is enlarged, for a last kernel that begins in the tensor or in the left padding.
+
+    Args:
+        k, s, p, d: kernel size, stride, padding and dilation.
+    """
+    reach = d * (k - 1) + 1
+    outputs = -(-(n + 2 * p - reach) // s) + 1
+    if (outputs - 1) * s >= n + p:
+        outputs -= 1
+    more = (outputs - 1) * s + reach - (n + 2 * p)
+    return p, p + max(0, more) if ceil_mode else p
+
+
+def averaged(where: tuple[int, int], n: int, k: int, s: int, p: int, include_pad: bool) -> Tensor:
+    """Number of elements that each of some outputs of an average pool is of, by torch's rule:
+    padding counts, with `include_pad`; elements beyond it, which `ceil_mode` adds, do not.
+
+    Args:
+        where: (start, stop) of the outputs along a dimension.
+        n: extent of the tensor in that dimension, without padding.
+        k, s, p: kernel size, stride and padding.
+
+    Returns:
+        int64, one for each output.
+    """
+    first = torch.arange(*where) * s - p
+    last = (first + k).clamp(max=n + p)
+    if not include_pad:
+        first, last = first.clamp(min=0), last.clamp(max=n)
+    return last - first
+
+
+def adaptive_range(n: int, m: int, first: int, last: int) -> tuple[int, int]:
+    """Range of n inputs of an adaptive pool that its outputs first:last of m are of, as torch has
+    it. Likewise, with n and m exchanged, the outputs that a range of inputs is part of."""
+    return first * n // m, -(-last * n // m)
+
+
+def of_windows(
+    x: Tensor, d: int, windows: Sequence[tuple[int, int]], reduce: Callable[..., Tensor]
+) -> Tensor:
+    """Reductions of ranges along a dimension, side by side along it.
+
+    Args:
+        windows: (start, stop) of each range.
+        reduce: takes a tensor, a dimension and `True`, and reduces the tensor along it to extent 1.
+    """
+    if all(b - a == 1 for a, b in windows) and windows == [(k, k + 1) for k in range(x.shape[d])]:
+        return x
+    if not windows:
+        return x.narrow(d, 0, 0)
+    return torch.cat([reduce(x.narrow(d, a, b - a), d, True) for a, b in windows], d)
+
+
+def largest(x: Tensor, d: int, keep: bool) -> Tensor:
+    """Maxima along a dimension; of equal ones the first gets the gradient."""
+    return x.max(d, keep)[0]
 
 
 def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:

@@ -20,25 +20,25 @@ from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
 from support.layers.cases import WIDE, Case, block, is_its_twin, normal, same
-from support.layers.norms import batch_norms, keeps_statistics, norms
+from support.layers.norms import channel_norms, keeps_statistics, norms
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
 
-@given(norms(6))
+@given(norms(8))
 def test_norms_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(norms(4))
 def test_norms_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)
 
 
-@given(batch_norms(6))
+@given(channel_norms(6))
 def test_running_statistics_on_threads(case: Case) -> None:
     linop.launch(lambda backend: keeps_statistics(backend, case), case.workers)
 
@@ -46,9 +46,16 @@ def test_running_statistics_on_threads(case: Case) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=6)
-@given(batch_norms(4))
+@given(channel_norms(4))
 def test_running_statistics_on_ranks(case: Case) -> None:
     on_ranks(case.workers, keeps_statistics, case)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 3), (6, 2), (4, 1), (7, 7), (2, 1)])
+def test_blocks_that_cut_groups_of_channels(channels: int, groups: int) -> None:
+    grid = Partition((1, 4, 2))
+    case = Case("GroupNorm", (grid,), (2, channels, 3), (groups, channels), kept=3, seed=2)
+    on_threads(8, is_its_twin, case)
 
 
 def test_a_far_mean_and_empty_blocks() -> None:

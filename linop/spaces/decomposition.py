@@ -34,6 +34,20 @@ Bounds = tuple[tuple[int, int], ...]
 """Global (start, stop) of each block along a tensor dimension."""
 
 
+def even(n: int, parts: int) -> Bounds:
+    """Balanced blocks of n indices."""
+    lengths = balanced(n, parts)
+    return tuple((b - m, b) for b, m in zip(accumulate(lengths), lengths, strict=True))
+
+
+def in_multiples(bounds: Bounds, n: int, factor: int) -> Bounds:
+    """Blocks of a dimension of `n * factor` indices that begin and end at multiples of a factor,
+    divided by it: those given, if they do, else balanced ones."""
+    if factor and all(a % factor == 0 and b % factor == 0 for a, b in bounds):
+        return tuple((a // factor, b // factor) for a, b in bounds)
+    return even(n, len(bounds))
+
+
 def checked_axes(
     axes: Sequence[Axis] | None, partition: Partition, shape: tuple[int, ...]
 ) -> tuple[Axis, ...]:

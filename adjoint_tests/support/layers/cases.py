@@ -42,6 +42,7 @@ class Case:
         output: the partition of the output, by default that of the input.
         kept: so many first dimensions of the output are cut as those of the input; all others are
             balanced.
+        sizes: lengths of the output's blocks in other dimensions, where they are not balanced.
         ends: whether grids of two axes split the first and the last dimension.
         seed: of parameters, input, and where the input is cut.
     """
@@ -56,6 +57,7 @@ class Case:
     twin: str | None = None
     kept: int = 0
     ends: bool = False
+    sizes: dict[int, Any] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -79,7 +81,7 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     ]
     X = cut(case.shape, P_x, case.seed, axes[0])
     kept = {d: X.bounds[d] for d in range(case.kept)}
-    Y = TensorSpace(tuple(wanted.shape), P_y, axes=axes[1], bounds=kept)
+    Y = TensorSpace(tuple(wanted.shape), P_y, axes=axes[1], bounds=kept, sizes=case.sizes)
     x = block(X, whole, backend, gradient=True)
     y = layer(x)
     weights = block(Y, upstream, backend)

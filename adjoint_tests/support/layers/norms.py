@@ -16,31 +16,59 @@ from support.layers.cases import Case, block, cut, grids, made, normal, same
 
 @st.composite
 def norms(draw: Any, most: int) -> Case:
-    """Batch or layer normalisation, on grids of at most so many workers."""
-    if draw(st.booleans()):
-        return draw(batch_norms(most))
+    """Any normalisation, on grids of at most so many workers."""
+    kind = draw(st.sampled_from(["Channels", "LayerNorm", "RMSNorm", "GroupNorm", "Response"]))
+    if kind == "Channels":
+        return draw(channel_norms(most))
+    if kind in ("GroupNorm", "Response"):
+        return draw(groups_or_neighbours(most, kind))
     ndim = draw(st.integers(1, 4))
     shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
     last = draw(st.integers(1, ndim))
-    options = {"elementwise_affine": draw(st.booleans()), "bias": draw(st.booleans())}
+    options: dict[str, Any] = {"elementwise_affine": draw(st.booleans())}
+    if kind == "LayerNorm":
+        options["bias"] = draw(st.booleans())
+    else:
+        options["eps"] = draw(st.sampled_from([None, 1e-3]))
     # A grid of two axes splits the first and the last dimension.
     grid = draw(grids(most, ndim if ndim < 3 else draw(st.sampled_from([1, 3, ndim]))))
     seed = draw(st.integers(0, 99))
-    return Case("LayerNorm", (grid,), shape, (shape[-last:],), options, kept=ndim, seed=seed)
+    return Case(kind, (grid,), shape, (shape[-last:],), options, kept=ndim, seed=seed)
 
 
 @st.composite
-def batch_norms(draw: Any, most: int) -> Case:
-    """Batch normalisation; with two values for each channel at least."""
-    space = draw(st.integers(0, 3))
+def groups_or_neighbours(draw: Any, most: int, kind: str) -> Case:
+    """Normalisation of groups of channels, or by neighbouring ones; cut anywhere."""
+    space = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 3)))]
+    groups, each = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    shape = draw(st.integers(1, 3)), groups * each, *space[1:], space[0] + 1
+    grid = draw(grids(most, draw(st.integers(1, len(shape)))))
+    seed = draw(st.integers(0, 99))
+    if kind == "GroupNorm":
+        arguments: tuple[Any, ...] = (groups, groups * each)
+        options: dict[str, Any] = {"affine": draw(st.booleans())}
+        return Case(kind, (grid,), shape, arguments, options, kept=len(shape), seed=seed)
+    options = {"alpha": 0.5, "k": draw(st.sampled_from([1.0, 2.0]))}
+    arguments = (draw(st.integers(1, 7)),)
+    name = "LocalResponseNorm"
+    return Case(name, (grid,), shape, arguments, options, kept=len(shape), seed=seed)
+
+
+@st.composite
+def channel_norms(draw: Any, most: int) -> Case:
+    """Batch and instance normalisation; with two values for each mean at least."""
+    kind = draw(st.sampled_from(["Batch", "Instance"]))
+    space = draw(st.integers(0 if kind == "Batch" else 1, 3))
     shape = draw(st.integers(2, 5)), *(draw(st.integers(1, 4)) for _ in range(1 + space))
+    if kind == "Instance":
+        shape = (*shape[:-1], shape[-1] + 1)
     options = {
         "momentum": draw(st.sampled_from([0.1, 0.5, None])),
         "affine": draw(st.booleans()),
         "track_running_stats": draw(st.booleans()),
     }
     grid = draw(grids(most, draw(st.integers(1, len(shape)))))
-    name = f"BatchNorm{max(space, 1)}d"
+    name = f"{kind}Norm{max(space, 1)}d"
     seed = draw(st.integers(0, 99))
     return Case(name, (grid,), shape, (shape[1],), options, kept=len(shape), seed=seed)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from linop.spaces.decomposition import COPIES, REPLICATED, Axis, Bounds
-from linop.spaces.partition import balanced
+from linop.spaces.decomposition import COPIES, REPLICATED, Axis, Bounds, even
 
 Segments = tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...]
 """For some dimensions, runs (target index, source index, length) of an index map."""
@@ -78,12 +76,6 @@ def whole(shape: Iterable[int], grid_axes: int) -> Layout:
     """The layout of a tensor that every worker has."""
     extents = tuple(shape)
     return Layout(extents, (REPLICATED,) * grid_axes, tuple(((0, n),) for n in extents))
-
-
-def even(n: int, parts: int) -> Bounds:
-    """Balanced blocks of n indices."""
-    stops = list(accumulate(balanced(n, parts)))
-    return tuple(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def in_words(layout: Layout) -> str:

@@ -209,7 +209,7 @@ def rms_norm(
     block = _wide(x.block)
     squares, alike = call.sums(block.square(), x.blocks, dims)
     here = call.grid.move(squares / count(x.shape, dims), alike, call.reduced(x.blocks, dims))
-    scale = (here + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+    scale = (here + (torch.finfo(block.dtype).eps if eps is None else eps)).rsqrt()
     result = block * scale
     return call.wrap((result if w is None else result * w).to(x.dtype), x.blocks)
 

@@ -10,6 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linop.layers.sliding import (
+    TransposedWindow,
+    adaptive_range,
+    averaged,
+    cropped,
+    largest,
+    of_windows,
+    pool_padding,
+)
 from linop.strategies.space.call import Call, Gathered, count, per_dim
 from linop.strategies.space.layout import Layout
 
@@ -140,58 +149,38 @@ def conv_transpose(
     one = batched(call, conv_transpose, x, ndim, weight, bias, *settings)
     if one is not None:
         return one
-    size, steps, spread = tuple(weight.shape[2:]), per_dim(stride, ndim), per_dim(dilation, ndim)
-    pads, more = per_dim(padding, ndim), per_dim(output_padding, ndim)
+    kernel = TransposedWindow(
+        tuple(weight.shape[2:]),
+        *(per_dim(value, ndim) for value in (stride, padding, output_padding, dilation)),
+    )
     x = call.uncut(x, (1,))
     n = x.shape[2:]
-    reach = [d * (k - 1) for d, k in zip(spread, size, strict=True)]
-    extents = [
-        (m - 1) * s - 2 * p + r + q + 1
-        for m, s, p, r, q in zip(n, steps, pads, reach, more, strict=True)
-    ]
-    if min(extents) < 1 or any(q >= max(s, d) for q, s, d in zip(more, steps, spread, strict=True)):
+    extents = kernel.output(n)
+    more = zip(kernel.output_padding, kernel.stride, kernel.dilation, strict=True)
+    if min(extents) < 1 or any(q >= max(s, d) for q, s, d in more):
         raise Gathered  # torch's error
     shape = (x.shape[0], weight.shape[1] * groups, *extents)
     out = call.grid.follow(call.layout(x), shape)
 
     def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        first = max((a + pads[j] - reach[j]) // steps[j], 0)
-        last = min((b - 1 + pads[j]) // steps[j], n[j] - 1)
-        return min(first, last), last + 1
+        return kernel.inputs(j, n[j], a, b)
 
     block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
     w, b = call.beside(weight, out), call.beside(bias, out)
-    mine = call.local_shape(out)
-    if 0 in mine:
+    if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block, w, b), out)
     # Locally there is no padding: what is not of this block is cut off.
-    crop, extra = [], []
+    crops = []
     for j in range(ndim):
-        a, last = call.grid.range_of(out, 2 + j)
-        begin = needed(j, a, last)[0] if 2 + j in out.cut else 0
-        made = begin * steps[j] - pads[j], block.shape[2 + j]
-        end = made[0] + (made[1] - 1) * steps[j] + reach[j] + 1
-        extra.append(max(0, last - end))
-        crop.append(slice(a - made[0], last - made[0]))
-    result = call.function(block, w, b, steps, 0, extra, groups, spread)
-    if any(c.start or c.stop != m for c, m in zip(crop, result.shape[2:], strict=True)):
-        result = result[(slice(None), slice(None), *crop)]
-    return call.wrap(result, out)
+        cut = call.grid.range_of(out, 2 + j)
+        begin = needed(j, *cut)[0] if 2 + j in out.cut else 0
+        crops.append(kernel.crop(j, begin, block.shape[2 + j], *cut))
+    extra = [more for more, _ in crops]
+    result = call.function(block, w, b, kernel.stride, 0, extra, groups, kernel.dilation)
+    return call.wrap(cropped(result, [where for _, where in crops]), out)
 
 
 # Pools
-
-
-def _window(n: int, k: int, s: int, p: int, d: int, ceil: bool) -> tuple[int, int]:
-    """Padding of a pool along a dimension. With `ceil_mode` the right one is enlarged, for a last
-    kernel that begins in the tensor or in the left padding."""
-    reach = d * (k - 1) + 1
-    if not ceil:
-        return p, p
-    found = -(-(n + 2 * p - reach) // s) + 1
-    if (found - 1) * s >= n + p:
-        found -= 1
-    return p, p + max(0, (found - 1) * s + reach - (n + 2 * p))
 
 
 def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: Any) -> Any:
@@ -207,7 +196,7 @@ def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: An
     first = x.ndim - ndim
     n = x.shape[first:]
     rows = zip(n, size, steps, pads, spread, strict=True)
-    both = [_window(*row, ceil) for row in rows]
+    both = [pool_padding(*row, ceil) for row in rows]
     extents = outputs(n, both, size, steps, spread)
     out = call.grid.follow(call.layout(x), (*x.shape[:first], *extents))
 
@@ -279,20 +268,14 @@ def avg_pool(
     settings = size, steps, pads, (1,) * ndim
     whole = count(size, range(ndim))
 
-    def elements(j: int, a: int, b: int, n: int) -> Tensor:
-        begin = torch.arange(a, b) * steps[j] - pads[j]
-        end = (begin + size[j]).clamp(max=n + pads[j])
-        if not count_include_pad:
-            begin, end = begin.clamp(min=0), end.clamp(max=n)
-        return end - begin
-
     def pool(block: Tensor, where: Any, n: Any) -> Tensor:
         result: Tensor = call.function(block, size, steps)
         if divisor_override is not None:
             return result * (whole / divisor_override)
         counts = torch.ones((), dtype=torch.float64)
-        for j, (a, b) in enumerate(where):
-            counts = counts[..., None] * elements(j, a, b, n[j])
+        for j, pair in enumerate(where):
+            row = size[j], steps[j], pads[j]
+            counts = counts[..., None] * averaged(pair, n[j], *row, count_include_pad)
         if bool((counts == whole).all()):
             return result
         return result * (whole / counts).to(result)
@@ -321,29 +304,21 @@ def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool
     out = call.grid.follow(call.layout(x), (*x.shape[:first], *m))
 
     def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return a * n[j] // m[j], -(-b * n[j] // m[j])
+        return adaptive_range(n[j], m[j], a, b)
 
     block, _ = padded_range(call, x, out, first, needed, [(0, 0)] * ndim)
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
     where = [call.grid.range_of(out, first + j) for j in range(ndim)]
+    kind = "avg" if "avg" in call.name else "max"
     if all(p % q == 0 for p, q in zip(n, m, strict=True)):
         size = [p // q for p, q in zip(n, m, strict=True)]
-        kind = "avg" if "avg" in call.name else "max"
         return call.wrap(getattr(F, f"{kind}_pool{ndim}d")(block, size), out)
     # One dimension after the other, the last one first: of equal maxima the first one's in the
     # order of rows then gets the gradient, as in torch.
     for j in reversed(range(ndim)):
-        d, begin = first + j, needed(j, where[j][0], where[j][1])[0]
-        if first + j not in out.cut:
-            begin = 0
-        parts = []
-        for o in range(*where[j]):
-            a, b = needed(j, o, o + 1)
-            rows = block.narrow(d, a - begin, b - a)
-            if "avg" in call.name:
-                parts.append(rows.mean(d, keepdim=True))
-            else:
-                parts.append(rows.max(d, keepdim=True)[0])
-        block = torch.cat(parts, d)
+        begin = needed(j, *where[j])[0] if first + j in out.cut else 0
+        windows = [needed(j, o, o + 1) for o in range(*where[j])]
+        windows = [(a - begin, b - begin) for a, b in windows]
+        block = of_windows(block, first + j, windows, torch.mean if kind == "avg" else largest)
     return call.wrap(block, out)

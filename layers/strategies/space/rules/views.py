@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from linop.spaces.decomposition import in_multiples
 from linop.strategies.space.call import Call, Gathered
 from linop.strategies.space.cut_tensor import CutTensor
-from linop.strategies.space.layout import REPLICATED, Axis, Layout, even
+from linop.strategies.space.layout import REPLICATED, Axis, Layout
 
 
 def numbers(given: tuple[Any, ...]) -> tuple[int, ...]:
@@ -87,10 +88,7 @@ def _survives(
         ratio = inner_new // inner_old
         if new[at] < len(rows):
             return None
-        if any(a % ratio or b % ratio for a, b in rows):
-            cuts = even(new[at], len(rows))
-        else:
-            cuts = tuple((a // ratio, b // ratio) for a, b in rows)
+        cuts = in_multiples(rows, new[at], ratio)
         return at, tuple((a * ratio, b * ratio) for a, b in cuts), cuts
     return None
 
