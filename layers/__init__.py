@@ -4,20 +4,36 @@ names alone."""
 import linop.backends.autograd  # first: without torch it says what to install
 from linop.layers.agreement.input_agreement import fixed_shapes
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
-from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
-from linop.layers.loss import (
+from linop.layers.losses.cross_entropy import CrossEntropyLoss, NLLLoss
+from linop.layers.losses.ctc import CTCLoss
+from linop.layers.losses.distances import (
+    CosineEmbeddingLoss,
+    TripletMarginLoss,
+    TripletMarginWithDistanceLoss,
+)
+from linop.layers.losses.elementwise import (
     BCELoss,
     BCEWithLogitsLoss,
+    GaussianNLLLoss,
+    HingeEmbeddingLoss,
     HuberLoss,
     KLDivLoss,
     L1Loss,
-    Loss,
+    MarginRankingLoss,
     MSELoss,
+    PoissonNLLLoss,
     SmoothL1Loss,
+    SoftMarginLoss,
+)
+from linop.layers.losses.loss import Loss
+from linop.layers.losses.margins import (
+    MultiLabelMarginLoss,
+    MultiLabelSoftMarginLoss,
+    MultiMarginLoss,
 )
 from linop.layers.movement import (
     AllGather,
@@ -52,6 +68,18 @@ from linop.layers.parameters.initialise import initialize, seeded
 from linop.layers.parameters.scaling import GradScaler
 from linop.layers.parameters.torch_guards import install
 from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from linop.layers.reductions import (
+    Amax,
+    Amin,
+    LogSumExp,
+    Mean,
+    Norm,
+    Prod,
+    Reduction,
+    Std,
+    Sum,
+    Var,
+)
 from linop.layers.resample import (
     Downsample,
     Upsample,
@@ -66,6 +94,8 @@ from linop.layers.state.state import gather_state, scatter_state
 __all__ = [
     "AllGather",
     "AllReduce",
+    "Amax",
+    "Amin",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -75,6 +105,7 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Broadcast",
+    "CTCLoss",
     "CircularPad1d",
     "CircularPad2d",
     "CircularPad3d",
@@ -84,6 +115,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "Downsample",
     "Dropout",
@@ -91,22 +123,34 @@ __all__ = [
     "Dropout2d",
     "Dropout3d",
     "Embedding",
+    "GaussianNLLLoss",
     "GradScaler",
     "HaloExchange",
+    "HingeEmbeddingLoss",
     "HuberLoss",
     "KLDivLoss",
     "L1Loss",
     "Layer",
     "LayerNorm",
     "Linear",
+    "LogSumExp",
     "Loss",
     "MSELoss",
+    "MarginRankingLoss",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "Mean",
     "Movement",
+    "MultiLabelMarginLoss",
+    "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
+    "Norm",
+    "PoissonNLLLoss",
+    "Prod",
     "ReduceScatter",
+    "Reduction",
     "ReflectionPad1d",
     "ReflectionPad2d",
     "ReflectionPad3d",
@@ -115,11 +159,17 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "SmoothL1Loss",
+    "SoftMarginLoss",
     "SpectralConv",
+    "Std",
+    "Sum",
     "SumReduce",
+    "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
     "Upsample",
     "UpsamplingBilinear2d",
     "UpsamplingNearest2d",
+    "Var",
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",
