@@ -56,6 +56,9 @@ class Elementwise(Loss):
                     f"{self._name}: {name} of shape {shape} for an input of shape {X.global_shape}"
                 )
 
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return self.axes(0, ndim)
+
     def measure(self, X: TensorSpace, *others: TensorSpace) -> Measure:
         where = X.slices(self.worker) if self.worker in X.partition else ()
 

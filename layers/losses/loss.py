@@ -3,7 +3,7 @@ all workers. The losses are in the other modules of this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import Any
 
@@ -136,6 +136,9 @@ class Loss(Layer):
         """Function from a worker's terms to its block of the result, for reduction "none"."""
         del X, others
         return lambda terms: terms
+
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return ()  # dimensions of the input are missing in most; `Elementwise` knows
 
     # Binding
 

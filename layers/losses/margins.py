@@ -44,6 +44,9 @@ class _OverClasses(Loss):
                 f"{self._name}: an input of shape {X.global_shape}; (…, classes) expected"
             )
 
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return ()
+
     def parts(self, X: TensorSpace) -> Callable[[Tensor], Tensor]:
         """Function from this worker's parts of the averages, of the shape of its block of X, to
         what `Measure` wants."""
