@@ -20,20 +20,36 @@ from linop.layers.conv import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
-from linop.layers.loss import (
+from linop.layers.losses.cross_entropy import CrossEntropyLoss, NLLLoss
+from linop.layers.losses.ctc import CTCLoss
+from linop.layers.losses.distances import (
+    CosineEmbeddingLoss,
+    TripletMarginLoss,
+    TripletMarginWithDistanceLoss,
+)
+from linop.layers.losses.elementwise import (
     BCELoss,
     BCEWithLogitsLoss,
+    GaussianNLLLoss,
+    HingeEmbeddingLoss,
     HuberLoss,
     KLDivLoss,
     L1Loss,
-    Loss,
+    MarginRankingLoss,
     MSELoss,
+    PoissonNLLLoss,
     SmoothL1Loss,
+    SoftMarginLoss,
+)
+from linop.layers.losses.loss import Loss
+from linop.layers.losses.margins import (
+    MultiLabelMarginLoss,
+    MultiLabelSoftMarginLoss,
+    MultiMarginLoss,
 )
 from linop.layers.movement import (
     AllGather,
@@ -86,6 +102,18 @@ from linop.layers.pool import (
     MaxPool2d,
     MaxPool3d,
 )
+from linop.layers.reductions import (
+    Amax,
+    Amin,
+    LogSumExp,
+    Mean,
+    Norm,
+    Prod,
+    Reduction,
+    Std,
+    Sum,
+    Var,
+)
 from linop.layers.resample import (
     Downsample,
     Upsample,
@@ -108,6 +136,8 @@ __all__ = [
     "AdaptiveMaxPool3d",
     "AllGather",
     "AllReduce",
+    "Amax",
+    "Amin",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -117,6 +147,7 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Broadcast",
+    "CTCLoss",
     "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",
@@ -130,6 +161,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "Downsample",
     "Dropout",
@@ -138,9 +170,11 @@ __all__ = [
     "Dropout3d",
     "Embedding",
     "Flatten",
+    "GaussianNLLLoss",
     "GradScaler",
     "GroupNorm",
     "HaloExchange",
+    "HingeEmbeddingLoss",
     "HuberLoss",
     "InstanceNorm1d",
     "InstanceNorm2d",
@@ -155,18 +189,28 @@ __all__ = [
     "Linear",
     "LocalResponseNorm",
     "LogSoftmax",
+    "LogSumExp",
     "Loss",
     "MSELoss",
+    "MarginRankingLoss",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "Mean",
     "Movement",
+    "MultiLabelMarginLoss",
+    "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
+    "Norm",
     "PReLU",
     "PixelShuffle",
     "PixelUnshuffle",
+    "PoissonNLLLoss",
+    "Prod",
     "RMSNorm",
     "ReduceScatter",
+    "Reduction",
     "ReflectionPad1d",
     "ReflectionPad2d",
     "ReflectionPad3d",
@@ -175,15 +219,21 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "SmoothL1Loss",
+    "SoftMarginLoss",
     "Softmax",
     "Softmax2d",
     "Softmin",
     "SpectralConv",
+    "Std",
+    "Sum",
     "SumReduce",
+    "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
     "Unflatten",
     "Upsample",
     "UpsamplingBilinear2d",
     "UpsamplingNearest2d",
+    "Var",
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",

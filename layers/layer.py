@@ -8,9 +8,9 @@ that serves every layer belongs here; the computation of each is in its own modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ from linop.layers.agreement.metadata import CallMetadata, call_metadata, dtypes_
 from linop.layers.agreement.naming import path_of
 from linop.layers.agreement.watching import mark_block, watch_modules
 from linop.layers.parameters.blocks import enlist
+from linop.layers.parameters.draws import materialise
 from linop.layers.parameters.partial_states import (
     is_partial,
     refuse_loading,
@@ -127,6 +128,8 @@ class Layer(torch.nn.Module):
     """True if zero-volume results keep the batch size."""
     floating = True
     """True if inputs have the dtype of the parameters."""
+    constants: Mapping[str, float] = MappingProxyType({})
+    """Parameters and buffers that are not drawn, and what they begin with, by name."""
     _wanted: tuple[bool, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -242,6 +245,19 @@ class Layer(torch.nn.Module):
         bridge_of(op, self.backend)  # compiling is collective, and not all workers may call it
         return Applied(self, op, of, self.__dict__["_where"])
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, from torch's generator, as `reset_parameters` of the sequential
+        layer does: workers whose generators are in equal states get its values, each those of its
+        blocks alone. Parameters and buffers on the meta device get memory on the backend's. They
+        stay the same objects. Collective, also for workers without a block.
+
+        Raises:
+            ArgumentError: the layer has a parameter that it has not drawn; on every worker.
+        """
+        from linop.layers.parameters.weights import reset_parameters  # imports this module
+
+        reset_parameters(self)
+
     # States
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -252,6 +268,8 @@ class Layer(torch.nn.Module):
     def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
         for name, space in self._partial.items():
             refuse_loading(self._name, prefix + name, space)
+        there = [name for name in self.spaces if prefix + name in state]
+        materialise(self, self.backend.arrays.device, there)
         super()._load_from_state_dict(state, prefix, *arguments)
 
     @property

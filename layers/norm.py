@@ -5,6 +5,7 @@ other normalisations in `linop.layers.other_norms`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ from linop.spaces.tensor import TensorSpace
 class Norm(Layer):
     """Base class of normalisation layers: a weight and a bias over some dimensions of the input."""
 
+    constants = MappingProxyType(
+        {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
+    )
     weight: Tensor | None
     bias: Tensor | None
 

@@ -83,8 +83,13 @@ class SpectralConv(Layer):
         self.in_channels, self.out_channels = in_channels, out_channels
         shape = in_channels, out_channels, *self.n_modes
         scale = 1 / max(in_channels * out_channels, 1)
-        whole = drawn(self, lambda: scale * torch.rand(shape, device=device, dtype=dtype))
-        whole.requires_grad_()
+
+        def make() -> Tensor:  # the numbers of scale * torch.rand(shape)
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            torch.view_as_real(empty).uniform_(0, scale)
+            return empty
+
+        whole = drawn(self, make).requires_grad_()
         sizes = list(self.n_modes)
         if self.real:
             if not sizes[-1]:

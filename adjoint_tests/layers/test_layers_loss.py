@@ -20,13 +20,13 @@ from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
 from support.layers.cases import WIDE, Case, normal, same
-from support.layers.losses import WORDS, is_torch_s, losses, workers
+from support.layers.losses import MORE_WORDS, REFUSED, WORDS, is_torch_s, losses, workers
 from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
-@given(losses(5))
+@given(losses(8))
 def test_losses_on_threads(case: Case) -> None:
     linop.launch(lambda backend: is_torch_s(backend, case), workers(case))
 
@@ -109,3 +109,65 @@ def test_the_replicated_result_is_one() -> None:
         same(x.grad, z.grad[space.slices(backend.worker)])
 
     linop.launch(main, 2)
+
+
+def test_what_does_not_fit_a_loss() -> None:
+    """Of losses with several tensors, and over classes: the same error on every worker, before any
+    message; afterwards the layer goes on."""
+
+    def main(backend: Backend) -> list[str]:
+        said, rows, columns = [], Partition((2,)), Partition((1, 2))
+        only, out = backend.worker == 1, backend.worker == 2
+        layers = linop.layers
+
+        def wrong(loss: Any, *given: Any, right: Any = None) -> None:
+            with pytest.raises(LinopError) as error:
+                loss(*[None if out else x for x in given])
+            said.append(str(error.value))
+            if right is not None:
+                loss(*[None if out else x for x in (*given[:-1], right)])
+
+        x, one = torch.ones(2, 2), torch.zeros(2).long()
+        wrong(layers.GaussianNLLLoss(rows), x, x, x - 2 * only, right=x)
+        wrong(layers.GaussianNLLLoss(columns), x, x, torch.ones(2, 1))
+        wrong(layers.MarginRankingLoss(rows), x, x.double(), x)
+        wrong(layers.CosineEmbeddingLoss(columns), x, x, x)
+        wrong(layers.TripletMarginLoss(columns), x, x, x[:1])
+        wrong(layers.MultiMarginLoss(columns), x, one + 4 * only, right=one)
+        wrong(layers.MultiMarginLoss(columns), x, x[0])
+        wrong(layers.MultiMarginLoss(columns, weight=torch.ones(2)), x, one)
+        wrong(layers.MultiLabelMarginLoss(columns), x, x.long() + 7 * only, right=x.long())
+        wrong(layers.MultiLabelSoftMarginLoss(columns, torch.ones(2)), x, x)
+        ctc = layers.CTCLoss(columns), torch.zeros(3, 2, 4), x.long(), one + 3
+        wrong(*ctc, one + 9 * only, right=one + 1)
+        wrong(*ctc, one.double())
+        wrong(layers.CTCLoss(columns), torch.zeros(3, 2, 4), one, one, one)
+        for make in (
+            lambda: layers.CTCLoss(Partition((2, 1))),
+            lambda: layers.TripletMarginLoss(rows, margin=0.0),
+            lambda: layers.TripletMarginWithDistanceLoss(columns, distance_function=torch.sub),
+            lambda: layers.MultiMarginLoss(rows, p=3),
+            lambda: layers.MSELoss(rows)(x, x, x),
+            lambda: layers.MSELoss(rows)(x, targets=x),
+        ):
+            with pytest.raises(LinopError) as error:
+                make()
+            said.append(str(error.value))
+        return said
+
+    first, *others = linop.launch(main, 3)
+    assert all(said == first for said in others)
+    for said, words in zip(first, MORE_WORDS, strict=True):
+        assert words in said, (words, said)
+
+
+def test_names_of_tensors() -> None:
+    """Calls may name tensors as torch does."""
+    P, x = Partition((1,)), normal((3, 2), 0)
+    loss = linop.layers.MarginRankingLoss(P)
+    same(loss(x, target=x.sign(), input2=-x), torch.nn.MarginRankingLoss()(x, -x, x.sign()))
+
+
+def test_every_loss_of_torch_is_there_or_refused() -> None:
+    missing = {name for name in torch.nn.modules.loss.__all__ if not hasattr(linop.layers, name)}
+    assert missing <= set(REFUSED), missing

@@ -22,11 +22,14 @@ Said = Mapping[str, str]
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor, so that the object keeps its arguments by name; where constructors call
-    those of base classes, the outermost one's."""
+    those of base classes, the outermost one's. When that ends, it calls what is `_unfinished` of
+    the object, if there is something."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        outermost = "_constructing" not in self.__dict__
+        self.__dict__["_constructing"] = True
         if "_arguments" not in self.__dict__:
             try:
                 given = signature.bind(self, *args, **kwargs)
@@ -36,6 +39,11 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
                 given.apply_defaults()
                 self.__dict__["_arguments"] = dict(list(given.arguments.items())[1:])
         init(self, *args, **kwargs)
+        if outermost:
+            del self.__dict__["_constructing"]
+            finish = self.__dict__.pop("_unfinished", None)
+            if finish is not None:
+                finish()
 
     return constructor
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Layer
-from linop.layers.parameters.weights import drawn, shares_a_process
+from linop.layers.parameters.weights import filled_anew, shares_a_process
 
 
 @torch.no_grad()
@@ -24,8 +24,10 @@ def initialize(
     tensor, with its fan, and every worker takes its block. Collective, also for workers without a
     block.
 
-    Every worker draws the whole tensor, so generators in the same state stay so, and equal seeds
-    give the values of the sequential layer, on any partition.
+    Every worker takes what the whole tensor takes from its generator, so generators in the same
+    state stay so, and equal seeds give the values of the sequential layer, on any partition. Of
+    `torch.nn.init`'s functions that draw each element by itself (not `orthogonal_`, `sparse_`,
+    `trunc_normal_`), a worker keeps its block alone; of others it makes the whole tensor.
 
     Args:
         layer: a layer of linop.layers.
@@ -56,9 +58,7 @@ def initialize(
         init(whole, *args, **kwargs)
         return whole
 
-    whole = drawn(layer, make)
-    if mine is not None:
-        mine.copy_(whole[space.slices(layer.worker)])
+    filled_anew(layer, name, make, init.__module__ == "torch.nn.init" and "generator" not in kwargs)
 
 
 @contextmanager
@@ -103,14 +103,20 @@ class _Own(TorchFunctionMode):
                 f"call it outside, or draw with one of {', '.join(GENERATED[:4])}"
             )
         if name in GENERATED and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
+            kind = self._kind(args, kwargs)
+            if kind != "meta":  # where nothing is drawn
+                kwargs = {**kwargs, "generator": self._generator(kind)}
         return func(*args, **kwargs)
 
-    def _generator(self, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _kind(self, args: Any, kwargs: dict[str, Any]) -> str:
+        """Type of the device that a function draws on."""
         values = (*args, *kwargs.values())
         given = next((x for x in values if isinstance(x, torch.Tensor)), None)
         device = kwargs.get("device") or torch.get_default_device()
-        kind = torch.device(device).type if given is None else given.device.type
+        kind: str = torch.device(device).type if given is None else given.device.type
+        return kind
+
+    def _generator(self, kind: str) -> Any:
         if kind not in self._generators:
             self._generators[kind] = torch.Generator(kind).manual_seed(self._seed)
         return self._generators[kind]

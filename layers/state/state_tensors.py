@@ -13,6 +13,7 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Layer
 from linop.layers.parameters.blocks import blocks
+from linop.layers.parameters.draws import with_memory
 from linop.spaces.tensor import TensorSpace
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -74,12 +75,7 @@ class StateTensor:
         block = self.block
         if block is None or not block.is_meta:
             return
-        memory = torch.empty_like(block, device=device)
-        if isinstance(block, torch.nn.Parameter):
-            memory = torch.nn.Parameter(memory, block.requires_grad)
-        memory.__class__ = block.__class__
-        memory.__dict__.update(block.__dict__)
-        torch.utils.swap_tensors(block, memory)
+        with_memory(block, device)
 
 
 def state_tensors(model: Any) -> Iterator[StateTensor]:

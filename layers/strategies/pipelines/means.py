@@ -19,8 +19,8 @@ from linop.backends import Backend
 from linop.backends.autograd.functions import add_dependency
 from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import agreement_of
-from linop.layers.cross_entropy import NLLLoss
 from linop.layers.layer import Layer
+from linop.layers.losses.cross_entropy import NLLLoss
 from linop.strategies.pipelines.stages.stage import tensors_of
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 

@@ -13,10 +13,16 @@ from torch import Tensor
 
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function
-from linop.layers.loss import Loss, Measure, whole_buffer
+from linop.layers.losses.loss import (
+    Loss,
+    Measure,
+    check_weight,
+    whole_buffer,
+    without_dimension,
+)
 from linop.layers.moments import wide
+from linop.layers.reductions import summed_over
 from linop.operators.collectives import all_gather
-from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -59,22 +65,16 @@ class NLLLoss(Loss):
             self._ndim = ndim  # called for the input before the target
         if number == 0 or ndim == self._ndim:
             return super().axes(number, ndim)
-        grid = self.inputs[0]
         super().axes(number, ndim + 1)
-        axes: list[Axis] = [0, COPIES, *range(1, ndim)]
-        return axes[: grid.ndim]
+        return without_dimension(self.inputs[0], ndim, 1, COPIES)
 
-    def check(self, X: TensorSpace, T: TensorSpace) -> None:
+    def check(self, X: TensorSpace, *others: TensorSpace) -> None:
         if X.ndim < 2:
             raise ShapeError(
                 f"{self._name}: an input of shape {X.global_shape}; (batch, classes, …) expected"
             )
-        classes = X.global_shape[1]
-        if "weight" in self.spaces and self.spaces["weight"].global_shape != (classes,):
-            raise ShapeError(
-                f"{self._name}: weight of shape {self.spaces['weight'].global_shape} for {classes} "
-                f"classes"
-            )
+        (T,) = others
+        check_weight(self, X.global_shape[1])
         if self._probabilities(X, T):
             super().check(X, T)
             if self.ignore_index >= 0:
@@ -83,13 +83,7 @@ class NLLLoss(Loss):
                     f"probabilities, which has no such elements"
                 )
             return
-        shape = *X.global_shape[:1], *X.global_shape[2:]
-        if T.global_shape != shape or T.bounds != (*X.bounds[:1], *X.bounds[2:]):
-            raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape} in blocks {X.bounds}, and a "
-                f"target of shape {T.global_shape} in blocks {T.bounds}; the same but for the "
-                f"classes, dimension 1, expected"
-            )
+        self.check_blocks(X, "target", T, without=1)
         if T.dtype != np.int64:
             raise DTypeError(
                 f"{self._name}: a target of {T.dtype}; int64 expected, the classes: use .long()"
@@ -103,18 +97,18 @@ class NLLLoss(Loss):
         last = X.global_shape[1] - 1
         return f"targets from 0 to {last}, or ignore_index={self.ignore_index},"
 
-    def count(self, X: TensorSpace, T: TensorSpace) -> int | None:
-        # Of probabilities, torch's mean is over the elements of the batch, whatever the weights.
-        return (
-            prod((*X.global_shape[:1], *X.global_shape[2:])) if self._probabilities(X, T) else None
-        )
+    def count(self, X: TensorSpace, *others: TensorSpace) -> int | None:
+        if not self._probabilities(X, *others):
+            return None
+        # torch's mean is over the elements of the batch, whatever the weights.
+        return prod((*X.global_shape[:1], *X.global_shape[2:]))
 
     def log_probabilities(self, X: TensorSpace) -> Function:
         """Function from a block of the input to its log-probabilities."""
         del X
         return lambda x: x
 
-    def measure(self, X: TensorSpace, T: TensorSpace) -> Measure:
+    def measure(self, X: TensorSpace, *others: TensorSpace) -> Measure:
         logarithms, classes = self.log_probabilities(X), X.global_shape[1]
         where = X.slices(self.worker)[1] if self.worker in X.partition else slice(0)
         smooth, none = self.label_smoothing, self.reduction == "none"
@@ -149,24 +143,13 @@ class NLLLoss(Loss):
             terms = -(x * t)
             return (terms.sum(1) if none else terms.sum()), 0, 0
 
-        return by_probability if self._probabilities(X, T) else by_index
+        return by_probability if self._probabilities(X, *others) else by_index
 
-    def finish(self, X: TensorSpace, T: TensorSpace) -> Function:
+    def finish(self, X: TensorSpace, *others: TensorSpace) -> Function:
         if not self._split:
-            return super().finish(X, T)
-        roles: list[Axis] = [0, COPIES, *range(1, X.ndim - 1)]
-        shape, bounds = (*X.global_shape[:1], *X.global_shape[2:]), (*X.bounds[:1], *X.bounds[2:])
-        parts = TensorSpace(
-            shape,
-            X.partition,
-            wide(self, X),
-            roles[: X.partition.ndim],
-            bounds=dict(enumerate(bounds)),
-        )
-        sums = [REPLICATED if axis is COPIES else axis for axis in parts.axes]
-        return self.moved(
-            collective, "R", "1", parts, parts.like(X.partition, sums, dict(enumerate(bounds)))
-        )
+            return super().finish(X, *others)
+        summed = summed_over(self, X, [1], REPLICATED)
+        return lambda terms: summed(terms.unsqueeze(1)).squeeze(1)
 
 
 class CrossEntropyLoss(NLLLoss):

@@ -1,0 +1,1 @@
+"""Losses of tensors in blocks."""
