@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,8 @@ from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
 from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.recording.programs import Program, of_file
-from linop.testing.parallel.recording.records import Record
-from linop.testing.parallel.relations import Kind, Relation
+from linop.testing.parallel.recording.records import Declared, Record
+from linop.testing.parallel.relations import Kind, Relation, Scale
 from linop.testing.parallel.ways import Context, base, program_groups
 from linop.testing.parallel.words import factor_text
 
@@ -179,6 +180,8 @@ def report(
     wrong = [one for one in found if one.gradient.kind is not Kind.EQUAL]
     other_buffers, kept = buffers(ranks, twin, allowed)
     findings: list[Finding] = []
+    if unlike_copies := _replicated_by_name(ranks, allowed.values):
+        ranks[0].unsynchronized += unlike_copies
     locations = Locations(ranks, twin, allowed.values, allowed.gradients, groups)
     proven, broken = pairs(locations)
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
@@ -195,6 +198,8 @@ def report(
     notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
     if kept:
         notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
+    notes += [f"this DTensor is declared replicated, and its ranks hold other values: {one}"
+              for one in unlike_copies]  # fmt: skip
     if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
         notes.append(
             f"the gradients of {', '.join(zero)} are zero in this step, so faults in them do not "
@@ -215,6 +220,21 @@ def report(
         notes=tuple(notes),
         seconds=seconds,
     )
+
+
+def _replicated_by_name(ranks: Sequence[Record], scale: Scale) -> list[str]:
+    """Lines that declare tensors to be replicated of which the ranks hold other values."""
+    found: dict[str, None] = {}
+    held: dict[tuple[object, ...], Declared] = {}
+    for record in ranks:
+        seen: Counter[str] = Counter()
+        for one in record.declared:
+            seen[one.line] += 1
+            first = held.setdefault((one.line, seen[one.line], one.at), one)
+            if one.value is not None and first.value is not None:
+                if not scale.near(one.value, first.value):
+                    found[one.line] = None
+    return list(found)
 
 
 def _is_zero(one: Compared, least: float) -> bool:

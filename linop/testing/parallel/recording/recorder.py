@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.nn.modules import module as hooks
 
 from linop.testing.parallel.recording.collectives import described
+from linop.testing.parallel.recording.declared import declarations
 from linop.testing.parallel.recording.modes import RANDOM, Functions, Moves
 from linop.testing.parallel.recording.records import (
     AFTER,
@@ -24,6 +25,7 @@ from linop.testing.parallel.recording.records import (
     FORWARD,
     Call,
     Collective,
+    Declared,
     Lifted,
     Tensor,
 )
@@ -79,6 +81,7 @@ class Recorder:
         self._grads: dict[tuple[int, int], str] = {}
         """Names of parameters by the storage of their gradients."""
         self.unsynchronized: list[str] = []
+        self.declared: list[Declared] = []
         self.lifted: list[Lifted] = []
         self._shadows: list[Shadows] = []
         self.is_aside = False
@@ -109,6 +112,7 @@ class Recorder:
                 stack.callback(hook.remove)
             stack.enter_context(self._applied())
             stack.enter_context(self._unsynchronized())
+            stack.enter_context(declarations(self.declared.append))
             stack.enter_context(Moves(self))
             stack.enter_context(Functions(self))
             yield

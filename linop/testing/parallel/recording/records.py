@@ -185,6 +185,21 @@ class Lifted:
 
 
 @dataclass
+class Declared:
+    """A DTensor that the program declares to be replicated over dimensions of a mesh.
+
+    Attributes:
+        line: ``file:line: text``.
+        at: the rank's coordinates in the other dimensions: ranks with equal ones hold copies.
+        value: this rank's; None if it was too large to keep.
+    """
+
+    line: str
+    at: tuple[int, ...]
+    value: np.ndarray | None
+
+
+@dataclass
 class Record:
     """One step of a program on one rank.
 
@@ -194,6 +209,7 @@ class Record:
         modules: paths of modules, and their classes.
         unsynchronized: lines of the program that keep data parallelism from summing gradients.
         lifted: of `autograd.Function`s with collectives, `Lifted`.
+        declared: DTensors that the program declares to be replicated.
     """
 
     rank: int
@@ -206,3 +222,4 @@ class Record:
     modules: dict[str, str] = field(default_factory=dict)
     lifted: list[Lifted] = field(default_factory=list)
     unsynchronized: list[str] = field(default_factory=list)
+    declared: list[Declared] = field(default_factory=list)

@@ -218,6 +218,7 @@ def _step(
         {name: type(one).__name__ for name, one in net.named_modules()},
         recorder.lifted,
         recorder.unsynchronized,
+        recorder.declared,
     )
 
 

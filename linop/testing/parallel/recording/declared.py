@@ -1,0 +1,37 @@
+"""DTensors that a program declares to be replicated, by ``DTensor.from_local``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from linop.testing.parallel.recording.records import Declared
+from linop.testing.parallel.recording.tensors import numbers, users_line
+
+
+@contextmanager
+def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
+    """Context in which these are recorded."""
+    try:
+        from torch.distributed.tensor import DTensor, Replicate
+    except ImportError:
+        yield
+        return
+    before = DTensor.__dict__["from_local"]
+    plain = before.__func__
+
+    def from_local(local: Any, *args: Any, **kwargs: Any) -> Any:
+        made = plain(local, *args, **kwargs)
+        at = made.device_mesh.get_coordinate()
+        kinds = [isinstance(one, Replicate) for one in made.placements]
+        if at is not None and any(kinds):
+            cut = tuple(k for k, whole in zip(at, kinds, strict=True) if not whole)
+            add(Declared(": ".join(users_line()), cut, numbers(local)))
+        return made
+
+    DTensor.from_local = staticmethod(from_local)
+    try:
+        yield
+    finally:
+        DTensor.from_local = before
