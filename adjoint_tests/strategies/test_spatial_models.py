@@ -26,6 +26,7 @@ from support.requirements import needs_mpi
 from support.strategies.spatial import (
     TOLERANCE,
     beside_data_parallel,
+    beside_its_shards,
     difference,
     model_equals_one_process,
     noisy,
@@ -103,6 +104,11 @@ def test_unet_on_ranks() -> None:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_batch_over_another_axis(sharded: bool) -> None:
     on_threads(4, beside_data_parallel, sharded)
+
+
+@pytest.mark.parametrize(("axes", "over"), [(["x", "y"], "x"), (["x"], "x"), (["y"], "y")])
+def test_shards_over_the_workers_that_cut_space(axes: list[str], over: str) -> None:
+    on_threads(4, beside_its_shards, axes, over)
 
 
 def test_blocks_and_losses() -> None:
