@@ -58,6 +58,7 @@ def run(net: Any, inputs: Sequence[Tensor], draw: int) -> dict[str, Tensor]:
     for k, y in enumerate(results):
         if y.is_floating_point():
             weights = torch.randn(tuple(y.shape), generator=generator, dtype=torch.float64)
+            weights = weights.to(y.device)
             given[f"gradient of output {k}"] = weights
             loss = loss + (y * weights.to(y.dtype)).sum()
     loss.backward()
@@ -304,3 +305,15 @@ def beside_its_shards(backend: Backend, axes: Sequence[str], over: str) -> None:
         part = gradient[:first] if index == 0 else gradient[first:]
         here = shard.grad.detach().as_subclass(Tensor)
         assert difference(here, part, float(gradient.abs().max())) <= TOLERANCE, name
+
+
+def unet_on_a_device(backend: Backend, arrays: Any, extents: Sequence[int]) -> None:
+    """Contract: U-Nets in a device's memory have one process's output, gradients and buffers."""
+    for options in ({}, {"up": "bilinear", "norm": "group", "attention": 2}):
+        net, inputs = unet(2, 13, **options)
+        net, inputs = net.to(arrays.device), [x.to(arrays.device) for x in inputs]
+        for large in (0, 1 << 15):
+            with strips_from(backend, large):
+                error, what = compared(backend, net, inputs, extents, (2, 3))
+            # Convolutions of devices sum in orders of their own.
+            assert error <= 1e-9, f"{what}: {error:.2e} of the largest entry"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from linop.errors import ArgumentError, BackendError, ShapeError, expect
@@ -179,6 +180,7 @@ class Spatial(torch.nn.Module):
         block = self.grid.move(x, self.grid.whole(x.shape), layout)
         return CutTensor(block, layout, self.grid)
 
+    @_disable_dynamo  # torch.compile of a model around it goes on behind it
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. See `Spatial`."""
         leaves, structure = tree_flatten((args, kwargs))

@@ -73,7 +73,7 @@ class Moments:
             for axis, other in zip(copies, alike.axes, strict=True)
         ]
         both = self._call.grid.move(torch.stack([scale, shift]), alike, alike.changed(axes=axes))
-        return affine(block, *both, [d for d in self._dims if scale.shape[d] == 1])
+        return affine(block, both[0], both[1], [d for d in self._dims if scale.shape[d] == 1])
 
 
 def _stacked(layout: Layout) -> Layout:
@@ -218,8 +218,8 @@ def group_norm(
     block = _wide(x.block).reshape(call.local_shape(grouped))
     found = Moments(call, block, grouped, range(2, len(shape)))
     w, b = call.beside(weight, found.alike), call.beside(bias, found.alike)
-    affine = (1, num_groups, channels // num_groups, *[1] * (x.ndim - 2))
-    w, b = (None if p is None else p.view(affine) for p in (w, b))
+    shaped = (1, num_groups, channels // num_groups, *[1] * (x.ndim - 2))
+    w, b = (None if p is None else p.view(shaped) for p in (w, b))
     result = found.scaled(block, eps, w, b).to(x.dtype)
     return call.wrap(result.reshape(x.block.shape), layout)
 
