@@ -26,6 +26,7 @@ from support.requirements import needs_mpi
 from support.strategies.spatial import (
     TOLERANCE,
     beside_data_parallel,
+    beside_its_shards,
     difference,
     model_equals_one_process,
     noisy,
@@ -103,6 +104,11 @@ def test_unet_on_ranks() -> None:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_batch_over_another_axis(sharded: bool) -> None:
     on_threads(4, beside_data_parallel, sharded)
+
+
+@pytest.mark.parametrize(("axes", "over"), [(["x", "y"], "x"), (["x"], "x"), (["y"], "y")])
+def test_shards_over_the_workers_that_cut_space(axes: list[str], over: str) -> None:
+    on_threads(4, beside_its_shards, axes, over)
 
 
 def test_blocks_and_losses() -> None:
@@ -289,3 +295,81 @@ def _penalty(net: Any, x: Tensor) -> list[Tensor]:
     (g,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
     g.square().sum().backward()
     return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def _compiled_around(net: Any, axis: Any) -> Any:
+    return torch.compile(spatial(net, axis, (2,)), backend="eager")
+
+
+def _compiled_inside(net: Any, axis: Any) -> Any:
+    return spatial(torch.compile(net, backend="eager"), axis, (2,))  # type: ignore[arg-type]
+
+
+def _compiled_part(net: Any, axis: Any) -> Any:
+    net[0].compile(backend="eager")
+    return spatial(net, axis, (2,))
+
+
+@pytest.mark.parametrize("make", [_compiled_around, _compiled_inside, _compiled_part])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_models_run_as_they_are(make: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3)).double()
+    x = torch.randn(1, 1, 8, 8, dtype=torch.float64)
+    expected = copy.deepcopy(net)
+    expected(x).square().mean().backward()
+
+    def main(backend: Any) -> list[Tensor | None]:
+        mine = make(copy.deepcopy(net), Mesh(backend, x=2)["x"])
+        mine(x).square().mean().backward()
+        return [p.grad for p in mine.parameters()]
+
+    for found in linop.launch(main, 2):
+        for a, p in zip(found, expected.parameters(), strict=True):
+            assert a is not None and p.grad is not None
+            assert difference(a, p.grad) <= TOLERANCE
+
+
+COMPLEX: list[Any] = [
+    lambda y: y.std((2, 3)),
+    lambda y: y.var(2),
+    lambda y: (y.mH @ y).abs(),
+    lambda y: torch.view_as_complex(torch.view_as_real(y) * 2).conj().angle(),
+    lambda y: torch.complex(y.real, y.imag + 1).abs().sum((2, 3)),
+    lambda y: torch.linalg.vector_norm(torch.nn.functional.pad(y, (1, 2, 3, 1)).roll(2, 2), dim=2),
+]
+
+
+class Complex(nn.Module):
+    """A complex convolution, and a real function of its result."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, padding=1, dtype=torch.complex128)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.conv(torch.complex(x, x.roll(1, 3))))
+
+
+@pytest.mark.parametrize("function", COMPLEX)
+@pytest.mark.filterwarnings("error::linop.strategies.space.dispatch.GatheredWarning")
+def test_complex_tensors(function: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Complex(function), torch.randn(2, 1, 7, 6, dtype=torch.float64)
+    # Gradients of complex parameters are compared as those of their parts.
+    on_threads(4, _parts_equal_one_process, net, x)
+
+
+def _parts_equal_one_process(backend: Any, net: nn.Module, x: Tensor) -> None:
+    found = []
+    for cut in (False, True):
+        mine: Any = copy.deepcopy(net)
+        mine = spatial(mine, Mesh(backend, x=2, y=2)["x", "y"]) if cut else mine
+        given = x.clone().requires_grad_()
+        y = mine(given)
+        (y * torch.arange(y.numel(), dtype=y.dtype).reshape(tuple(y.shape)).cos()).sum().backward()
+        grads = [torch.view_as_real(p.grad) for p in mine.parameters()]
+        found.append([y.whole() if isinstance(y, CutTensor) else y, given.grad, *grads])
+    for a, b in zip(found[1], found[0], strict=True):
+        assert difference(a, b, 0.1) <= TOLERANCE

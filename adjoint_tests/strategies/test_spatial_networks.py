@@ -111,3 +111,17 @@ def test_torch_computes_wrong_gradients_of_batch_norms() -> None:
     torch.nn.functional.batch_norm(x, None, None, None, bias, True).backward(odd)
     assert bias.grad is not None
     assert difference(bias.grad, g.sum((0, 2, 3, 4))) > 1e-3
+
+
+def test_torch_resamples_single_columns_wrongly() -> None:
+    """The reason for two columns at least in `spatial_windows.smooth`; where it fails, torch is
+    mended."""
+    column = torch.arange(2, dtype=torch.float64).reshape(1, 1, 2, 1)
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        size = (5, x.shape[3])
+        return torch.nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
+
+    three = resized(column.expand(1, 1, 2, 3))
+    assert difference(three[..., :1], three[..., 2:]) == 0
+    assert difference(resized(column), three[..., :1]) > 1e-3

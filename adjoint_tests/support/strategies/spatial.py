@@ -58,6 +58,7 @@ def run(net: Any, inputs: Sequence[Tensor], draw: int) -> dict[str, Tensor]:
     for k, y in enumerate(results):
         if y.is_floating_point():
             weights = torch.randn(tuple(y.shape), generator=generator, dtype=torch.float64)
+            weights = weights.to(y.device)
             given[f"gradient of output {k}"] = weights
             loss = loss + (y * weights.to(y.dtype)).sum()
     loss.backward()
@@ -274,3 +275,45 @@ def noisy(backend: Backend, extents: Sequence[int]) -> Tensor:
     mine = spatial(net, mesh["x", "y"], (2, 3))
     mine(x)
     return whole(mine(x)).detach()  # type: ignore[no-any-return]
+
+
+def beside_its_shards(backend: Backend, axes: Sequence[str], over: str) -> None:
+    """Contract: parameters sharded over workers that cut space have one process's gradients.
+
+    Args:
+        axes: of a mesh of (2, 2) workers, those that cut space.
+        over: the axis that parameters are sharded over.
+    """
+    net, (x,) = unet(2, 13, norm="group")
+    expected = run(copy.deepcopy(net), [x], 0)
+    mesh = Mesh(backend, x=2, y=2)
+    mine = copy.deepcopy(net)
+    fully_shard(next(mine.children()), mesh[over])
+    fully_shard(mine, mesh[over])
+    cut = spatial(mine, mesh[tuple(axes)], (2, 3)[: len(axes)])
+    for _ in range(2):
+        for p in cut.parameters():
+            p.grad = None
+        y = cut(x)
+        (y * expected["gradient of output 0"]).sum().backward()
+    index = mesh[over].index
+    found = dict(mine.named_parameters())
+    assert len(found) == len(dict(net.named_parameters()))
+    for name, shard in found.items():
+        gradient = expected[f"gradient of {name}"]
+        first = -(-gradient.shape[0] // 2)
+        part = gradient[:first] if index == 0 else gradient[first:]
+        here = shard.grad.detach().as_subclass(Tensor)
+        assert difference(here, part, float(gradient.abs().max())) <= TOLERANCE, name
+
+
+def unet_on_a_device(backend: Backend, arrays: Any, extents: Sequence[int]) -> None:
+    """Contract: U-Nets in a device's memory have one process's output, gradients and buffers."""
+    for options in ({}, {"up": "bilinear", "norm": "group", "attention": 2}):
+        net, inputs = unet(2, 13, **options)
+        net, inputs = net.to(arrays.device), [x.to(arrays.device) for x in inputs]
+        for large in (0, 1 << 15):
+            with strips_from(backend, large):
+                error, what = compared(backend, net, inputs, extents, (2, 3))
+            # Convolutions of devices sum in orders of their own.
+            assert error <= 1e-9, f"{what}: {error:.2e} of the largest entry"

@@ -93,6 +93,9 @@ class Unit:
         self.worker = axis.index
         self.reshards = False
         """True: whole parameters are given up after forward."""
+        self.alike = 1
+        """Number of workers, of those that parameters are sharded over, which compute the same
+        gradients of whole parameters: the copies are one replicated tensor, the mean of them."""
         self.prefetch = 0
         """Number of units that are gathered ahead while this one computes."""
         self.passes = passes_of(axis.backend)
@@ -226,8 +229,17 @@ class Unit:
         # A checkpoint that keeps results of operators would keep the whole parameters.
         with unrecorded() if in_checkpoint() else nullcontext():
             if token is not None:
-                return self._arrived(ended(self._bridge, token, self.name))
-            return self._arrived(applied(self._bridge, self._sent(), self.name))
+                found = self._arrived(ended(self._bridge, token, self.name))
+            else:
+                found = self._arrived(applied(self._bridge, self._sent(), self.name))
+        if self.alike > 1:
+            for copy in found:
+                if copy.requires_grad:
+                    copy.register_hook(self._part)
+        return found
+
+    def _part(self, gradient: Tensor) -> Tensor:
+        return gradient / self.alike
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""

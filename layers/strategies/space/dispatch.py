@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.errors import PartitionError
@@ -29,6 +30,7 @@ class GatheredWarning(UserWarning):
     """A function was computed of whole tensors, on every worker."""
 
 
+@_disable_dynamo  # torch.compile goes on behind it
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of a function of torch.
 

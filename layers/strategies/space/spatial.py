@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from linop.errors import ArgumentError, BackendError, ShapeError, expect
@@ -34,7 +35,8 @@ def spatial(
 
     The module is called as before, and computes what it did, on tensors of which each worker has a
     block. Its parameters are replicated: each worker has them all, and gets their whole gradients,
-    which are sums over the workers. See `Spatial`.
+    which are sums over the workers; those that `fully_shard` has sharded before, also over these
+    workers, stay shards. See `Spatial`.
 
     Args:
         net: the module, the same on all workers. It is not changed.
@@ -58,23 +60,27 @@ def spatial(
                 f"spatial: dims={dims!r} for axes {axis.name!r} of {extents} workers; a dimension "
                 f"for each axis expected, as dims=(2, 3) for mesh['x', 'y']"
             )
-        for name, p in net.named_parameters():
-            if getattr(p, "_linop_strategy", "") == "shard" and _meet(p, axis):
-                raise ArgumentError(
-                    f"spatial: parameter {name!r} is sharded over the workers that cut space; "
-                    f"shard over another axis of the mesh: fully_shard(net, mesh['dp'])"
-                )
         buffers = described(dict(net.named_buffers()))
-        return given, (described(dict(net.named_parameters())), buffers, given)
+        return given, (described(_replicated(net, axis)), buffers, given)
 
     found = agree(axis.backend, _NAME, checked)
     if check:
-        check_equal(dict(net.named_parameters()) | dict(net.named_buffers()), axis.backend, _NAME)
+        check_equal(_replicated(net, axis) | dict(net.named_buffers()), axis.backend, _NAME)
+    for unit, common in _units(net, axis):
+        unit.alike = common
     return Spatial(net, axis, Grid(axis.backend, extents, found))
 
 
-def _meet(p: Any, axis: Axis) -> bool:
-    return getattr(p, "_linop_backend", None) is axis.backend and axis.size > 1
+def _units(net: torch.nn.Module, axis: Axis) -> list[tuple[Any, int]]:
+    """What `fully_shard` has sharded over some of the workers that cut space, and how many."""
+    every = [unit for one in net.modules() for unit in getattr(one, "_linop_units", ())]
+    return [(u, n) for u in every if (n := len({*u.axis.workers} & {*axis.workers})) > 1]
+
+
+def _replicated(net: torch.nn.Module, axis: Axis) -> dict[str, Tensor]:
+    """Parameters that all workers have whole, or the same shards of."""
+    shards = {id(p) for unit, _ in _units(net, axis) for p in unit.shards}
+    return {name: p for name, p in net.named_parameters() if id(p) not in shards}
 
 
 class Spatial(torch.nn.Module):
@@ -174,6 +180,7 @@ class Spatial(torch.nn.Module):
         block = self.grid.move(x, self.grid.whole(x.shape), layout)
         return CutTensor(block, layout, self.grid)
 
+    @_disable_dynamo  # torch.compile of a model around it goes on behind it
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. See `Spatial`."""
         leaves, structure = tree_flatten((args, kwargs))

@@ -112,10 +112,13 @@ class Sums:
             self._sum(axes, waiting)
         waiting.gradients.append((p, g))
         waiting.size += size
+        if waiting.size >= CAP:
+            self._sum(axes, waiting)
 
     def _end(self, task: int) -> None:
         for (axes, _), waiting in self._waiting.pop(task).items():
-            self._sum(axes, waiting)
+            if waiting.gradients:
+                self._sum(axes, waiting)
 
     def _sum(self, axes: tuple[Axis, ...], waiting: _Waiting) -> None:
         gradients, waiting.gradients, waiting.size = waiting.gradients, [], 0

@@ -1,17 +1,22 @@
-"""Normalisations, by mean and variance of the whole tensor: two sums over the workers that share
-what is averaged over."""
+"""Normalisations, by mean and variance of the whole tensor: the moments of blocks are gathered on
+the workers that share what is averaged over, and combined there; a factor and a term of those go to
+each block. So a norm has one message of few numbers, and so has its backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linop.backends.autograd.functions import add_dependency
+from linop.spaces.decomposition import Bounds
 from linop.strategies.space.call import Call, count
-from linop.strategies.space.layout import Layout
+from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
 
 
 class Moments:
@@ -25,30 +30,119 @@ class Moments:
     Attributes:
         count: elements that each mean is over.
         mean, variance: alike on the workers that share them, of layout `alike`.
-        here_mean, here_variance: as copies, for this worker's block.
     """
 
     def __init__(self, call: Call, block: Tensor, layout: Layout, dims: Sequence[int]) -> None:
-        grid, copies = call.grid, call.reduced(layout, dims)
+        self._call, self._dims, self._layout = call, tuple(dims), layout
         self.count = count(layout.shape, dims)
-        sums, self.alike = call.sums(block, layout, dims)
-        self.mean = sums / self.count
-        self.here_mean = grid.move(self.mean, self.alike, copies)
-        self.centered = block - self.here_mean
-        # The norm makes no tensor of squares.
-        lengths = torch.linalg.vector_norm(self.centered, 2, tuple(dims), keepdim=True)
-        squares, _ = call.total(lengths.square(), copies)
-        self.variance = squares / self.count
-        self.here_variance = grid.move(self.variance, self.alike, copies)
+        ones = dict.fromkeys(dims, 1)
+        axes = [REPLICATED if axis in dims else axis for axis in layout.axes]
+        self.alike = layout.changed([ones.get(d, n) for d, n in enumerate(layout.shape)], axes)
+        mean, variance = _moments(block, self._dims)
+        cut = [d for d in dims if d in layout.cut]
+        if cut:
+            parts = {d: len(layout.bounds[d]) for d in cut}
+            shape = [parts.get(d, n) for d, n in enumerate(self.alike.shape)]
+            each = {d: tuple((k, k + 1) for k in range(n)) for d, n in parts.items()}
+            here = _stacked(layout.changed(shape, bounds=each))
+            there = _stacked(layout.changed(shape, axes))
+            means, variances = call.grid.move(torch.stack([mean, variance]), here, there)
+            counts = _counts(tuple(layout.bounds[d] for d in dims), self._dims, len(shape))
+            weights = (counts / counts.sum()).to(mean)
+            mean = (weights * means).sum(self._dims, keepdim=True)
+            apart = variances + (means - mean).square()
+            variance = (weights * apart).sum(self._dims, keepdim=True)
+        self.mean, self.variance = mean, variance
+
+    def scaled(self, block: Tensor, eps: float, weight: Any, bias: Any) -> Tensor:
+        """The block of the normalised tensor.
+
+        Args:
+            weight, bias: beside `alike`, and of a shape that is broadcast with the block; or None.
+        """
+        scale = (self.variance + eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        shift = -self.mean * scale if bias is None else torch.addcmul(bias, self.mean, -scale)
+        shape = self.alike.shape
+        if scale.shape != self.mean.shape:
+            shape = tuple(max(n, m) for n, m in zip(shape, scale.shape, strict=True))
+        alike = _stacked(self.alike.changed(shape))
+        copies = _stacked(self._layout).axes
+        axes: list[Axis] = [
+            COPIES if axis is not REPLICATED and other is REPLICATED else other
+            for axis, other in zip(copies, alike.axes, strict=True)
+        ]
+        both = self._call.grid.move(torch.stack([scale, shift]), alike, alike.changed(axes=axes))
+        return affine(block, both[0], both[1], [d for d in self._dims if scale.shape[d] == 1])
+
+
+def _stacked(layout: Layout) -> Layout:
+    """The layout of two such tensors, one after the other in a new first dimension."""
+    return layout.moved_dims({d: d + 1 for d in range(len(layout.shape))}, (2, *layout.shape))
+
+
+def _moments(block: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a block; zeros of one without elements."""
+    if not block.numel():
+        shape = [1 if d in dims else n for d, n in enumerate(block.shape)]
+        nothing = add_dependency(block.new_zeros(shape), *([block] if block.requires_grad else ()))
+        return nothing, nothing
+    n = count(block.shape, dims)
+    mean = block.mean(dims, keepdim=True)
+    # About a constant: the squares and their gradient are one pass each.
+    about = mean.detach()
+    squares = F.mse_loss(block, about.expand_as(block), reduction="none")
+    return mean, squares.sum(dims, keepdim=True) / n - (mean - about).square()
+
+
+@lru_cache(maxsize=1024)
+def _counts(cuts: tuple[Bounds, ...], dims: tuple[int, ...], ndim: int) -> Tensor:
+    """Elements of each part of what is averaged over."""
+    with torch.inference_mode(False):
+        found = torch.ones((1,) * ndim, dtype=torch.float64)
+        for d, bounds in zip(dims, cuts, strict=True):
+            lengths = torch.tensor([float(b - a) for a, b in bounds], dtype=torch.float64)
+            found = found * lengths.view([-1 if e == d else 1 for e in range(ndim)])
+        return found
+
+
+def affine(block: Tensor, scale: Tensor, shift: Tensor, dims: Sequence[int]) -> Tensor:
+    """``block * scale + shift``, where scale and shift have extent 1 in some dimensions.
+
+    By torch's batch norm with the mean 0 and the variance 1, whose gradients are two passes over
+    the block, if these dimensions are all but the second, or the last ones.
+    """
+    ndim = block.ndim
+    batch = tuple(dims) == (0, *range(2, ndim)) and scale.shape[1] == block.shape[1]
+    n = scale.numel()
+    tail = not batch and all(
+        a == (1 if d in dims else b)
+        for d, (a, b) in enumerate(zip(scale.shape, block.shape, strict=True))
+    )
+    tail = tail and tuple(dims) == tuple(range(ndim - len(dims), ndim))
+    if (
+        not (batch or tail)
+        or not block.numel()
+        or not block.is_contiguous()
+        or block.dtype not in (torch.float32, torch.float64)
+    ):
+        return torch.addcmul(shift, block, scale)
+    given = block if batch else block.view(1, n, -1)
+    zeros, ones = block.new_zeros(n), block.new_ones(n)
+    result = F.batch_norm(given, zeros, ones, scale.reshape(n), shift.reshape(n), False, 0.0, 0.0)
+    if result.requires_grad:
+        result.register_hook(_in_order)
+    return result if batch else result.view(block.shape)
+
+
+def _in_order(gradient: Tensor) -> Tensor:
+    """A gradient with the strides of a contiguous tensor: those that torch's batch norm computes of
+    some others are wrong in torch 2.13."""
+    return gradient.reshape(-1).reshape(gradient.shape)
 
 
 def _wide(block: Tensor) -> Tensor:
     return block.to(torch.promote_types(block.dtype, torch.float32))
-
-
-def _scaled(centered: Tensor, scale: Tensor, weight: Any, bias: Any) -> Tensor:
-    scale = scale if weight is None else scale * weight
-    return centered * scale if bias is None else torch.addcmul(bias, centered, scale)
 
 
 def _track(running: Any, value: Tensor, momentum: float) -> None:
@@ -74,26 +168,24 @@ def batch_norm(
         return call.function(
             x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
-    w, b = call.beside(weight, x.blocks), call.beside(bias, x.blocks)
     if not training:
+        w, b = call.beside(weight, x.blocks), call.beside(bias, x.blocks)
         return _evaluated(call, x, w, b, running_mean, running_var, eps)
-    dims = [d for d in range(x.ndim) if d != 1]
-    found = Moments(call, _wide(x.block), x.blocks, dims)
+    block = _wide(x.block)
+    found = Moments(call, block, x.blocks, [d for d in range(x.ndim) if d != 1])
     with torch.no_grad():
         n = found.count
         _track(running_mean, found.mean.flatten(), momentum)
         _track(running_var, found.variance.flatten() * (n / max(n - 1, 1)), momentum)
     shape = (1, -1, *[1] * (x.ndim - 2))
-    w, b = (None if p is None else p.view(shape) for p in (w, b))
-    scale = (found.here_variance + eps).rsqrt()
-    return call.wrap(_scaled(found.centered, scale, w, b).to(x.dtype), x.blocks)
+    w, b = (None if p is None else p.view(shape) for p in (weight, bias))
+    return call.wrap(found.scaled(block, eps, w, b).to(x.dtype), x.blocks)
 
 
 def _evaluated(
     call: Call, x: Any, w: Any, b: Any, mean: Tensor, variance: Tensor, eps: float
 ) -> Any:
-    """By statistics that are given. It is not torch's function, whose gradient is wrong in torch
-    2.13 for gradients with some strides of dimensions of extent 1."""
+    """By statistics that are given."""
     block = _wide(x.block)
     shape = (1, -1, *[1] * (x.ndim - 2))
     mean, variance = mean.to(block.dtype), variance.to(block.dtype)
@@ -101,7 +193,8 @@ def _evaluated(
     scale = (variance + eps).rsqrt().view(shape)
     scale = scale if w is None else scale * w
     shift = -mean.view(shape) * scale if b is None else b - mean.view(shape) * scale
-    return call.wrap(torch.addcmul(shift, block, scale).to(x.dtype), x.blocks)
+    dims = [d for d in range(x.ndim) if d != 1]
+    return call.wrap(affine(block, scale, shift, dims).to(x.dtype), x.blocks)
 
 
 def group_norm(
@@ -124,11 +217,10 @@ def group_norm(
     grouped = layout.moved_dims(places, shape)
     block = _wide(x.block).reshape(call.local_shape(grouped))
     found = Moments(call, block, grouped, range(2, len(shape)))
-    scale = (found.here_variance + eps).rsqrt()
-    w, b = call.beside(weight, layout), call.beside(bias, layout)
-    affine = (1, num_groups, channels // num_groups, *[1] * (x.ndim - 2))
-    w, b = (None if p is None else p.view(affine) for p in (w, b))
-    result = _scaled(found.centered, scale, w, b).to(x.dtype)
+    w, b = call.beside(weight, found.alike), call.beside(bias, found.alike)
+    shaped = (1, num_groups, channels // num_groups, *[1] * (x.ndim - 2))
+    w, b = (None if p is None else p.view(shaped) for p in (w, b))
+    result = found.scaled(block, eps, w, b).to(x.dtype)
     return call.wrap(result.reshape(x.block.shape), layout)
 
 
@@ -153,7 +245,8 @@ def instance_norm(
     if not use_input_stats:
         w, b = call.beside(weight, x.blocks), call.beside(bias, x.blocks)
         return _evaluated(call, x, w, b, running_mean, running_var, eps)
-    found = Moments(call, _wide(x.block), x.blocks, range(2, x.ndim))
+    block = _wide(x.block)
+    found = Moments(call, block, x.blocks, range(2, x.ndim))
     with torch.no_grad():
         for running, value in (
             (running_mean, found.mean),
@@ -163,10 +256,9 @@ def instance_norm(
                 sums, _ = call.sums(value, found.alike, (0,))
                 _track(running, sums.flatten() / x.shape[0], momentum)
     shape = (1, -1, *[1] * (x.ndim - 2))
-    w, b = (call.beside(p, x.blocks) for p in (weight, bias))
+    w, b = (call.beside(p, found.alike) for p in (weight, bias))
     w, b = (None if p is None else p.view(shape) for p in (w, b))
-    scale = (found.here_variance + eps).rsqrt()
-    return call.wrap(_scaled(found.centered, scale, w, b).to(x.dtype), x.blocks)
+    return call.wrap(found.scaled(block, eps, w, b).to(x.dtype), x.blocks)
 
 
 def _last(call: Call, x: Any, normalized_shape: Sequence[int]) -> tuple[list[int], dict[int, int]]:
@@ -192,9 +284,11 @@ def layer_norm(
     if not {*dims} & {*x.blocks.cut}:
         result = F.layer_norm(x.block, normalized_shape, w, b, eps)
         return call.wrap(result, x.blocks)
-    found = Moments(call, _wide(x.block), x.blocks, dims)
-    scale = (found.here_variance + eps).rsqrt()
-    return call.wrap(_scaled(found.centered, scale, w, b).to(x.dtype), x.blocks)
+    block = _wide(x.block)
+    result = Moments(call, block, x.blocks, dims).scaled(block, eps, None, None)
+    if w is not None:
+        result = result * w if b is None else torch.addcmul(b, result, w)
+    return call.wrap(result.to(x.dtype), x.blocks)
 
 
 def rms_norm(

@@ -86,7 +86,9 @@ def variance(call: Call, input: Any, *args: Any, **kwargs: Any) -> Any:
     sums, layout = call.sums(x.block, x.blocks, dims)
     middle = sums / n
     centered = x.block - call.grid.move(middle, layout, call.reduced(x.blocks, dims))
-    squares, layout = call.sums(centered.square(), x.blocks, dims)
+    square = centered.square() if not centered.is_complex() else torch.view_as_real(centered)
+    square = square if not centered.is_complex() else square.square().sum(-1)
+    squares, layout = call.sums(square, x.blocks, dims)
     result = squares / max(n - correction, 0)
     if call.name.startswith("std"):
         result = result.sqrt()

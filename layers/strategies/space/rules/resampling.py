@@ -58,7 +58,10 @@ def interpolate(
         a, b = call.grid.range_of(out, 2 + j)
         start = needed(j, a, b)[0] if 2 + j in out.cut else 0
         mine = [
-            Tap(t.indices[a:b] - start, None if t.weight is None else t.weight[a:b])
+            Tap(
+                (t.indices[a:b] - start).to(block.device),
+                None if t.weight is None else t.weight[a:b].to(block.device),
+            )
             for t in taps[j]
         ]
         block = _combined(block, 2 + j, mine)

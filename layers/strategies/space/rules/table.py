@@ -61,6 +61,8 @@ RULES: dict[str, Rule] = {
     **_named("transpose swapaxes swapdims", views.transpose),
     **_named("movedim moveaxis", views.movedim),
     **_named("T mT H mH t adjoint", views.turned),
+    "view_as_real": views.parts,
+    "view_as_complex": views.of_parts,
     "expand": views.expand,
     **_named("repeat tile", views.repeat),
     "select": parts.select,
@@ -152,7 +154,8 @@ def _elementwise() -> frozenset[str]:
     return names() | frozenset(
         "where clamp clip clamp_min clamp_max relu relu6 elu selu silu mish gelu hardsigmoid"
         " softplus leaky_relu logit erf lerp addcmul addcdiv masked_fill maximum minimum"
-        " isnan isinf isfinite __iadd__ __isub__ __imul__ __itruediv__ to cpu type_as".split()
+        " isnan isinf isfinite complex polar __iadd__ __isub__ __imul__ __itruediv__ to cpu"
+        " type_as".split()
     )
 
 

@@ -202,8 +202,23 @@ def turned(call: Call, input: Any) -> Any:
     else:
         order.reverse()
     if call.name in ("mH", "H", "adjoint") and input.is_complex():
-        raise Gathered
+        input = input.conj()
     return reordered(call, input, order)
+
+
+def parts(call: Call, input: Any) -> Any:
+    """view_as_real: real and imaginary parts as a new last dimension."""
+    x = call.cut(input)
+    return as_copy(call.wrap(call.function(x.block), x.blocks.changed((*x.shape, 2))), x, False)
+
+
+def of_parts(call: Call, input: Any) -> Any:
+    """view_as_complex: of real and imaginary parts, the last dimension."""
+    x = call.uncut(call.cut(input), (input.ndim - 1,))
+    if not isinstance(x, CutTensor):
+        return call.function(x)
+    layout = x.blocks.moved_dims({d: d for d in range(x.ndim - 1)}, x.shape[:-1])
+    return as_copy(call.wrap(call.function(x.block), layout), x, x is not input)
 
 
 def expand(call: Call, input: Any, *sizes: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,7 @@ def im2col(
     flat = _flattened(out)
     if 0 in call.local_shape(flat):
         return call.wrap(call.grid.empty(flat, block.dtype, block), flat)
-    return call.wrap(F.unfold(block, size, spread, [p for p, _ in rest], steps), flat)
+    return call.wrap(F.unfold(block, size, spread, tuple(p for p, _ in rest), steps), flat)
 
 
 def _flattened(layout: Layout) -> Layout:
