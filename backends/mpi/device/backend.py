@@ -15,6 +15,7 @@ from linop.backends.device.device_arrays import DeviceArrays, cupy_arrays
 from linop.backends.engine.base import Backend
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.roads.communication import Communication
+from linop.backends.engine.worker import Board
 from linop.backends.mpi.backend import communicator, joined_alike, launch_by, machine_of
 from linop.backends.together import settings
 from linop.backends.together.meeting import OnTransport
@@ -30,6 +31,7 @@ from linop.backends.mpi.device.nccl_messages import WAY, NcclMessages
 from linop.backends.mpi.device.sharing import gpu_here, sharing
 from linop.backends.mpi.device.staging import DeviceMessages, way
 from linop.backends.mpi.lifetime import RankWorker, kept, new_key
+from linop.backends.mpi.shared_memory.board import board_of
 from linop.backends.mpi.transport import Ranks
 
 
@@ -167,6 +169,11 @@ class Gpu(RankWorker):
         self._device = arrays
         self._nccl = nccl
         self.aware = aware
+
+    def board(self, doing: str) -> Board | None:
+        self.transport.gather_all(None, doing)  # all ranks have arrived: what follows blocks
+        machines = self.transport.gather_all(machine_of(self.transport.comm))
+        return board_of(self, doing) if len(set(machines)) == 1 else None
 
     def prepare(self, plan: LoweredPlan) -> None:
         """Open NCCL's communicator anew if a failed call has closed it; collective."""
