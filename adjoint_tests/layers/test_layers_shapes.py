@@ -106,6 +106,19 @@ def test_a_head_of_a_network() -> None:
     linop.launch(main, 4)
 
 
+def test_a_pool_of_an_image_moves_a_number_for_each_channel() -> None:
+    """Workers send partial results to the first, and no pixels; flattening, where the cut goes with
+    its dimension, moves nothing."""
+
+    def main(backend: Backend) -> list[int]:
+        P, Q = Partition((1, 1, 2, 2)), Partition((1, 4, 1, 1))
+        layers.AdaptiveMaxPool2d(P, 1)(torch.rand(3, 8, 16, 16))
+        layers.Flatten(Q)(torch.rand(3, 2, 16, 16))
+        return [row.bytes for row in backend.counters() if row.operator[0] in "HP"]
+
+    assert linop.launch(main, 4) == [[0], *[[3 * 8 * 4]] * 3]
+
+
 P2 = Partition((1, 2))
 P3 = Partition((1, 1, 2))
 MISTAKES: list[tuple[Any, Any, str]] = [
