@@ -75,13 +75,13 @@ def distributed() -> nn.Module:
         "S4": MaxPool2d(image, 2),
         "transpose": Repartition(image, channels),
         "flatten": nn.Flatten(),
-        "C5": Linear(x, y, W, 400, 120),
+        "C5": Linear(x, 400, 120, P_y=y, P_W=W),
         "C5_relu": nn.ReLU(),
         "C5_transpose": Repartition(y, x),
-        "F6": Linear(x, y, W, 120, 84),
+        "F6": Linear(x, 120, 84, P_y=y, P_W=W),
         "F6_relu": nn.ReLU(),
         "F6_transpose": Repartition(y, x),
-        "Output": Linear(x, y, W, 84, 10),
+        "Output": Linear(x, 84, 10, P_y=y, P_W=W),
         "gather": Repartition(y, one),
     }
     return nn.Sequential(OrderedDict(layers))

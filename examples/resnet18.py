@@ -91,8 +91,9 @@ class ResNet18(nn.Module):
         if P is not None:
             # Features are where the pixel is, of each part of the batch; scores on one worker.
             pixel, one = P[:, :, 0, 0], P[:1, :, 0, 0]
-            where = pixel, one, one
-        self.fc = kind.Linear(*where, 8 * width, classes)
+            self.fc = kind.Linear(pixel, 8 * width, classes, P_y=one, P_W=one)
+        else:
+            self.fc = kind.Linear(8 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linop.errors import ArgumentError, DTypeError, PartitionError
+from linop.errors import ArgumentError, DTypeError, PartitionError, expect
 from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
 from linop.layers.linear import dense_axes
 from linop.layers.parameters.weights import drawn, hold
@@ -29,11 +29,13 @@ class Embedding(Layer):
     Args:
         P_x: the partition of the indices, an int64 tensor of any shape; grid axis k splits
             dimension k.
-        P_y: the partition of the output, of shape (…, embedding_dim). A grid of two axes splits the
-            first and the last dimension, as for `Linear`; any other, axis k dimension k.
-        P_W: the partition of the table: a grid over num_embeddings and embedding_dim.
         num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,
             device, dtype: as in torch.nn. Sparse gradients are those of a worker's block.
+        P_y: the partition of the output, of shape (…, embedding_dim); by default `P_x`. A grid of
+            two axes splits the first and the last dimension, as for `Linear`; any other, axis k
+            dimension k.
+        P_W: the partition of the table: a grid over num_embeddings and embedding_dim. By default
+            the workers of `P_x` split num_embeddings.
 
     Raises:
         PartitionError: `P_W` has not two axes. ArgumentError: `max_norm`, where `P_W` splits the
@@ -44,13 +46,12 @@ class Embedding(Layer):
     """
 
     floating = False
+    partitions_once = ("P_y", "P_W")
     weight: Tensor | None
 
     def __init__(
         self,
         P_x: Partition,
-        P_y: Partition,
-        P_W: Partition,
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
@@ -60,8 +61,14 @@ class Embedding(Layer):
         sparse: bool = False,
         device: Any = None,
         dtype: Any = None,
+        *,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
     ) -> None:
-        super().__init__([P_x], P_y, P_W)
+        if P_W is None:
+            workers = expect(self._name, P_x, Partition).workers
+            P_W = Partition((len(workers), 1), workers)
+        super().__init__([P_x], P_x if P_y is None else P_y, P_W)
         if P_W.ndim != 2:
             raise PartitionError(f"Embedding: {P_W!r} for a table; a grid of two axes expected")
         if max_norm is not None and P_W.shape[1] > 1:

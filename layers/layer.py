@@ -128,6 +128,8 @@ class Layer(torch.nn.Module):
     """True if zero-volume results keep the batch size."""
     floating = True
     """True if inputs have the dtype of the parameters."""
+    partitions_once: tuple[str, ...] = ()
+    """Partitions that once came after the input's in calls of the constructor, which then warns."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Parameters and buffers that are not drawn, and what they begin with, by name."""
     _wanted: tuple[bool, ...]

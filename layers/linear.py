@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from linop.errors import PartitionError, ShapeError
+from linop.errors import PartitionError, ShapeError, expect
 from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.parameters.weights import drawn, hold
 from linop.operators.collectives import repartition
@@ -28,10 +29,12 @@ class Linear(Layer):
     Args:
         P_x: the partition of the input, of shape (batch, …, in_features). A grid of two axes splits
             the first and the last dimension; any other, axis k dimension k.
-        P_y: the partition of the output, of shape (batch, …, out_features), likewise.
-        P_W: the partition of the weight, of shape (out_features, in_features): any grid of two
-            axes, of workers of `P_x` and `P_y` or others.
         in_features, out_features, bias, device, dtype: as in torch.nn.
+        P_y: the partition of the output, of shape (batch, …, out_features), likewise; by default
+            `P_x`.
+        P_W: the partition of the weight, of shape (out_features, in_features): any grid of two
+            axes, of workers of `P_x` and `P_y` or others. By default the workers of `P_x`, in
+            columns by their features of x.
         x_axes, y_axes: roles of the grid axes of `P_x` and `P_y`, where they are others, as in
             `linop.TensorSpace`: a dimension, or `linop.REPLICATED`. A replicated x makes the
             broadcast the identity, with an all-reduce as gradient; a replicated y makes the
@@ -41,24 +44,27 @@ class Linear(Layer):
         PartitionError: `P_W` has not two axes.
     """
 
+    partitions_once = ("P_y", "P_W")
     weight: Tensor | None
     bias: Tensor | None
 
     def __init__(
         self,
         P_x: Partition,
-        P_y: Partition,
-        P_W: Partition,
         in_features: int,
         out_features: int,
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
         *,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
         x_axes: Sequence[Axis] | None = None,
         y_axes: Sequence[Axis] | None = None,
     ) -> None:
-        super().__init__([P_x], P_y, P_W)
+        if P_W is None:
+            P_W = work_partition(self._name, P_x, x_axes)
+        super().__init__([P_x], P_x if P_y is None else P_y, P_W)
         if P_W.ndim != 2:
             raise PartitionError(f"Linear: {P_W!r} for a weight; a grid of two axes expected")
         self.P_W = P_W
@@ -110,6 +116,22 @@ class Linear(Layer):
             f"{self.inputs[0]} → {self.P_W} → {self.output}, in_features={self.in_features}, "
             f"out_features={self.out_features}, bias={'bias' in self.spaces}"
         )
+
+
+def work_partition(name: str, P_x: Partition, x_axes: Sequence[Axis] | None) -> Partition:
+    """The workers of `P_x` as a grid of two axes for a weight, (out_features, in_features): columns
+    are those that have different features of x."""
+    grid = expect(name, P_x, Partition)
+    known = [axis for axis in x_axes or () if isinstance(axis, int)]
+    ndim = max(2, grid.ndim, *(1 + axis for axis in known))
+    axes = [*dense_axes(name, grid, ndim, x_axes)]
+    workers = np.array(grid.workers).reshape(grid.shape)
+    if ndim - 1 in axes:
+        workers = np.moveaxis(workers, axes.index(ndim - 1), -1)
+        workers = workers.reshape(-1, workers.shape[-1])
+    else:
+        workers = workers.reshape(-1, 1)
+    return Partition(workers.shape, workers.ravel().tolist())
 
 
 def dense_axes(

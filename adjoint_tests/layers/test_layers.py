@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop import Partition
+from linop import REPLICATED, Partition
 from linop.errors import BackendError
 from support.layers import contracts as layer_contracts
+from support.layers import embedding
 from support.layers.cases import Case, grids, is_its_twin
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
@@ -68,10 +71,11 @@ def linears(draw: Any, most: int) -> Case:
     P_W = draw(grids(most, 2))
     return Case(
         "Linear",
-        (P_x, P_y, P_W),
+        (P_x,),
         shape,
         (n_in, n_out),
         options,
+        {"P_y": P_y, "P_W": P_W},
         output=P_y,
         ends=True,
         seed=draw(st.integers(0, 99)),
@@ -94,14 +98,63 @@ def test_linear_on_ranks(case: Case) -> None:
 def test_the_example_of_seed_001() -> None:
     """Input on 1×4, output on 1×3 other workers, the weight on 3×4."""
     P_x, P_y, P_W = Partition((1, 4)), Partition((1, 3), range(4, 7)), Partition((3, 4))
-    case = Case("Linear", (P_x, P_y, P_W), (1, 16), (16, 12), output=P_y)
+    places = {"P_y": P_y, "P_W": P_W}
+    case = Case("Linear", (P_x,), (1, 16), (16, 12), {}, places, output=P_y)
     on_threads(case.workers, is_its_twin, case)
 
 
 def test_one_worker_needs_no_launch() -> None:
     P = Partition((1, 1))
-    layer = linop.layers.Linear(P, P, P, 3, 2)
+    layer = linop.layers.Linear(P, 3, 2, P_W=P)
     layer(torch.ones(4, 3)).sum().backward()
     assert layer.weight.grad.shape == (2, 3)
     with pytest.raises(BackendError, match=r"linop\.launch"):
         linop.layers.AllReduce(Partition((2,)))
+
+
+def test_partitions_after_the_first_are_named() -> None:
+    """Calls in the order of old are warned of with the new call, and are the same layers."""
+    P, Q = Partition((1, 1)), Partition((1,))
+    Linear, Embedding = linop.layers.Linear, linop.layers.Embedding
+    old, said = [], []
+    for make in (
+        lambda: Linear(P, Q, P, 4, 3, False, dtype=torch.float64),
+        lambda: Linear(P, Q, P_W=P, in_features=4, out_features=3),
+        lambda: Embedding(Q, P, P, 5, 4, padding_idx=1),
+    ):
+        with pytest.warns(DeprecationWarning) as warned:
+            old.append(make())
+        (one,) = warned
+        assert Path(one.filename).name == Path(__file__).name
+        said.append(str(one.message).partition("; write ")[2])
+    assert said == [
+        f"Linear({P!r}, 4, 3, False, dtype=torch.float64, P_y={Q!r}, P_W={P!r})",
+        f"Linear({P!r}, P_W={P!r}, in_features=4, out_features=3, P_y={Q!r})",
+        f"Embedding({Q!r}, 5, 4, padding_idx=1, P_y={P!r}, P_W={P!r})",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new = [
+            Linear(P, 4, 3, False, dtype=torch.float64, P_y=Q, P_W=P),
+            Linear(P, 4, 3, P_y=Q, P_W=P),
+            Embedding(Q, 5, 4, padding_idx=1, P_y=P, P_W=P),
+        ]
+    assert list(map(repr, old)) == list(map(repr, new))
+
+
+def test_workers_that_compute_by_default() -> None:
+    """Those of the input, in columns by its features."""
+    find = linop.layers.linear.work_partition
+    grid = Partition((2, 3))
+    assert find("", grid, None) == grid
+    assert find("", Partition((4,)), None) == Partition((4, 1))
+    assert find("", Partition((2,)), [-1]) == Partition((1, 2))
+    assert find("", Partition((2,)), [1]) == Partition((1, 2))
+    assert find("", Partition((2,)), [REPLICATED]) == Partition((2, 1))
+    assert find("", Partition((2, 2, 3)), None) == Partition((4, 3))
+    assert find("", grid, [-1, 0]) == Partition((3, 2), [0, 3, 1, 4, 2, 5])
+
+    case = Case("Linear", (grid,), (5, 7), (7, 4), ends=True, seed=3)
+    on_threads(6, is_its_twin, case)
+    case = Case("Embedding", (Partition((3,)),), (5,), (7, 4))
+    on_threads(3, embedding.is_torch_s, case)

@@ -29,7 +29,7 @@ def run(misuse):
         me, n = backend.worker, backend.workers
         odd, P = me == n - 1, Partition((1, n))
         def linear():
-            return layers.Linear(P, P, P, 4 * n, 4 * n)
+            return layers.Linear(P, 4 * n, 4 * n, P_W=P)
         class Net(torch.nn.Module):
             def __init__(self):
                 super().__init__()

@@ -100,7 +100,7 @@ def test_other_ways_to_fill_are_not_recorded() -> None:
 
 
 def test_parameters_that_were_not_drawn() -> None:
-    layer = linop.layers.Linear(*[Partition((1, 1))] * 3, 3, 2)
+    layer = linop.layers.Linear(Partition((1, 1)), 3, 2)
     del layer.__dict__["_fills"]
     with pytest.raises(ArgumentError, match=r"'weight' was not drawn .*initialize"):
         layer.reset_parameters()

@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
     one, two = Partition((1,)), Partition((2,))
 
     def main(backend: Backend) -> list[str]:
-        layer = linop.layers.Embedding(two, one, Partition((2, 1), [1, 2]), 5, 3)
+        layer = linop.layers.Embedding(two, 5, 3, P_y=one, P_W=Partition((2, 1), [1, 2]))
         good = None if backend.worker == 2 else torch.tensor([0, 4])
         layer(good)
         said = []
@@ -64,15 +64,15 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
 def test_bad_arguments() -> None:
     P, grid = Partition((1,)), Partition((1, 1))
     with pytest.raises(PartitionError, match="two axes"):
-        linop.layers.Embedding(P, P, P, 5, 3)
+        linop.layers.Embedding(P, 5, 3, P_W=P)
     with pytest.raises(ArgumentError, match="padding_idx=5"):
-        linop.layers.Embedding(P, P, grid, 5, 3, padding_idx=5)
+        linop.layers.Embedding(P, 5, 3, P_W=grid, padding_idx=5)
 
     with pytest.raises(ArgumentError, match="sparse"):
-        linop.layers.Embedding(P, P, grid, 5, 3, sparse=True, scale_grad_by_freq=True)
+        linop.layers.Embedding(P, 5, 3, P_W=grid, sparse=True, scale_grad_by_freq=True)
 
     def main(backend: Backend) -> None:
         with pytest.raises(ArgumentError, match="splits the rows"):
-            linop.layers.Embedding(P, P, Partition((1, 2)), 5, 3, max_norm=1.0)
+            linop.layers.Embedding(P, 5, 3, P_W=Partition((1, 2)), max_norm=1.0)
 
     linop.launch(main, 2)

@@ -38,7 +38,7 @@ def test_only_wanted_gradients_are_sent_back(
         me = backend.worker or 0
         if kind == "linear":
             split = Partition((1, 2))
-            layer: Any = layers.Linear(split, split, Partition((2, 1)), 4, 6, **options)
+            layer: Any = layers.Linear(split, 4, 6, P_W=Partition((2, 1)), **options)
         else:
             split = Partition((1, 1, 2))
             layer = layers.Conv1d(split, 1, 2, 3, padding=1, **options)

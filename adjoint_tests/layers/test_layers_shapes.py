@@ -94,7 +94,7 @@ def test_a_head_of_a_network() -> None:
 
     def main(backend: Backend) -> None:
         net = torch.nn.Sequential(
-            layers.AdaptiveAvgPool2d(P, 1), layers.Flatten(P), layers.Linear(Q, Q, Q, 6, 3)
+            layers.AdaptiveAvgPool2d(P, 1), layers.Flatten(P), layers.Linear(Q, 6, 3)
         )
         layers.scatter_state(net, twin.state_dict())
         r, c = divmod(backend.worker, 2)

@@ -36,7 +36,7 @@ def on_workers(workers: int, action: Callable[[Any], None], value: float) -> Non
 
     def main(backend: Any) -> None:
         one, cut = linop.Partition((1, 1)), linop.Partition((1, workers))
-        model = layers.Linear(one, one, cut, 6, 4, dtype=torch.float64)
+        model = layers.Linear(one, 6, 4, P_W=cut, dtype=torch.float64)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(value)

@@ -99,7 +99,7 @@ def pooled(backend):
     return lambda: pool(x)
 
 def linear(backend):
-    layer, x = layers.Linear(P, P, Q, 8, 8), torch.ones(2, 4)
+    layer, x = layers.Linear(P, 8, 8, P_W=Q), torch.ones(2, 4)
     return lambda: layer(x).sum().backward()
 
 def several(backend):
@@ -107,7 +107,7 @@ def several(backend):
     return lambda: [step() for step in steps]
 
 def one(backend):
-    layers.Linear(P, P, Q, 8, 4)
+    layers.Linear(P, 8, 4, P_W=Q)
 
 def two(backend):
     pooled(backend)

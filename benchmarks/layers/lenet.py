@@ -49,9 +49,9 @@ def on_two() -> nn.Module:
         "flatten": nn.Flatten(),
         "C5": layers.Linear(Partition((1, 2)), one, Partition((1, 2)), 400, 120),
         "C5_relu": nn.ReLU(),
-        "F6": layers.Linear(one, one, one, 120, 84),
+        "F6": layers.Linear(one, 120, 84),
         "F6_relu": nn.ReLU(),
-        "Output": layers.Linear(one, one, one, 84, 10),
+        "Output": layers.Linear(one, 84, 10),
     }
     return nn.Sequential(OrderedDict(modules))
 

@@ -104,7 +104,7 @@ def linear(comm: MPI.Intracomm, kind: str, **options: Any) -> Any:
     P = Partition((comm.size,))
     grid = (comm.size, 1) if kind == "C" else (1, comm.size)
     x_axes, y_axes = ([REPLICATED], [1]) if kind == "C" else ([1], [REPLICATED])
-    return layers.Linear(P, P, Partition(grid), **options, x_axes=x_axes, y_axes=y_axes)
+    return layers.Linear(P, P_W=Partition(grid), x_axes=x_axes, y_axes=y_axes, **options)
 
 
 def _megatron(comm: MPI.Intracomm, kind: str, peers: bool) -> Sides:
@@ -146,7 +146,7 @@ def square_grid(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     given = g.chunk(2, 1)[i].contiguous() if j == 0 else torch.zeros(_BATCH, 0)
     mine.requires_grad_()
     P_x, P_y = Partition((1, 2), [0, 1]), Partition((1, 2), [0, 2])
-    ours = seeded(lambda: layers.Linear(P_x, P_y, Partition(grid), _WIDE, _WIDE))
+    ours = seeded(lambda: layers.Linear(P_x, _WIDE, _WIDE, P_y=P_y, P_W=Partition(grid)))
     return {
         "linop": side(comm, ours, mine, given),
         BY_HAND: side(comm, Grid(comm, grid, seeded(_linear), _BATCH), mine, given),

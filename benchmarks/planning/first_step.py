@@ -62,7 +62,7 @@ def resnet18(width: int, classes: int = 10) -> Any:
         *blocks,
         Repartition(GRID, one),
         _Pooled(),
-        Linear(alone, alone, alone, before, classes),
+        Linear(alone, before, classes, P_W=alone),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from linop.errors import BackendError
 from linop.layers.parameters.blocks import plain
+from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
 Said = Mapping[str, str]
@@ -24,10 +26,12 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor, so that the object keeps its arguments by name; where constructors call
     those of base classes, the outermost one's. When that ends, it calls what is `_unfinished` of
     the object, if there is something."""
-    signature = inspect.signature(init)
+    signature, once = inspect.signature(init), "partitions_once"
 
     @functools.wraps(init)
     def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 1 and isinstance(args[1], Partition) and getattr(type(self), once):
+            args, kwargs = _in_this_order(type(self), args, kwargs)
         outermost = "_constructing" not in self.__dict__
         self.__dict__["_constructing"] = True
         if "_arguments" not in self.__dict__:
@@ -46,6 +50,23 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
                 finish()
 
     return constructor
+
+
+def _in_this_order(kind: Any, args: Sequence[Any], kwargs: Said) -> tuple[Any, dict[str, Any]]:
+    """Arguments of a call with several partitions first, as calls are now: one partition, torch's
+    arguments, and other partitions by name. It warns, and shows the new call."""
+    count = next((k for k, x in enumerate(args) if not isinstance(x, Partition)), len(args))
+    placed = dict(zip(kind.partitions_once, args[1:count], strict=False))
+    kept = args[0], *args[count:]
+    new = {**kwargs, **placed}
+    texts = [*map(repr, kept), *(f"{name}={value!r}" for name, value in new.items())]
+    warnings.warn(
+        f"{kind.__name__}: partitions after the first one are given by name now; write "
+        f"{kind.__name__}({', '.join(texts)})",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return kept, new
 
 
 def arguments_of(layer: Any) -> Said:

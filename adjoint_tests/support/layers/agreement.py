@@ -92,9 +92,9 @@ def arguments_are_compared(backend: Backend) -> None:
             torch.ones(1, 1, 4),
         ),
         (lambda: layers.Dropout(P, 0.5 if odd else 0.25), ("p=0.25", "p=0.5"), x),
-        (lambda: layers.Linear(P, P, P, 2 * n, 4, bias=odd), ("bias=False", "bias=True"), x),
+        (lambda: layers.Linear(P, 2 * n, 4, P_W=P, bias=odd), ("bias=False", "bias=True"), x),
         (
-            lambda: layers.Embedding(P, P, P, 9, 4, padding_idx=3 if odd else None),
+            lambda: layers.Embedding(P, 9, 4, P_W=P, padding_idx=3 if odd else None),
             ("padding_idx=None", "padding_idx=3"),
             x.long(),
         ),
@@ -115,7 +115,7 @@ def arguments_are_compared(backend: Backend) -> None:
 def a_layer_of_one_worker_alone(backend: Backend) -> None:
     """No blank in it: what each worker does."""
     P = Partition((1, size(backend)))
-    layer = layers.Linear(P, P, P, 2 * size(backend), 4)
+    layer = layers.Linear(P, 2 * size(backend), 4, P_W=P)
 
     def alone() -> None:
         if mine(backend) == 1:
@@ -133,7 +133,7 @@ def replicated_values_are_compared_in_debug_mode(backend: Backend) -> None:
     n, odd = size(backend), mine(backend) == 1
     agreement_of(backend).debug = True
     P = Partition((n,))
-    linear = layers.Linear(P, P, Partition((n, 1)), 4, 2 * n, x_axes=[REPLICATED], y_axes=[1])
+    linear = layers.Linear(P, 4, 2 * n, P_W=Partition((n, 1)), x_axes=[REPLICATED], y_axes=[1])
     net = torch.nn.Sequential(linear)
     x = normal((3, 4), 1).float()
     net(x)
@@ -158,7 +158,7 @@ def blocks_may_differ_in_debug_mode(backend: Backend) -> None:
     n, me = size(backend), mine(backend)
     agreement_of(backend).debug = True
     P = Partition((1, n))
-    linear = layers.Linear(P, P, P, 2 * n, 4)
+    linear = layers.Linear(P, 2 * n, 4, P_W=P)
     total = layers.AllReduce(P)
     x = normal((3, 2), me).float().requires_grad_()
     y = total(x) + 0 * linear(x).sum()
@@ -186,7 +186,7 @@ def embeddings_have_gradients_where_nothing_moves(backend: Backend) -> None:
     """On a worker that has indices, or none, and neither rows nor output."""
     first = Partition((1,))
     for P_x in (Partition((size(backend),)), first):
-        layer = layers.Embedding(P_x, first, Partition((1, 1)), 5, 3)
+        layer = layers.Embedding(P_x, 5, 3, P_y=first, P_W=Partition((1, 1)))
         x = torch.tensor([mine(backend), 4]) if mine(backend) in P_x else None
         y = layer(x)
         assert (y.requires_grad, y.dtype) == (True, torch.float32), y

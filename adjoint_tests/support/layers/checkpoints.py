@@ -33,7 +33,7 @@ BIG = 1 << 18
 def linear(columns: int = 8) -> Any:
     """A linear layer, with its weight cut in two along its columns."""
     one = Partition((1, 1))
-    return layers.Linear(one, one, Partition((1, 2)), columns, 2).double()
+    return layers.Linear(one, columns, 2, P_W=Partition((1, 2))).double()
 
 
 def filled(value: float, columns: int = 8) -> Any:

@@ -103,22 +103,22 @@ def replicated_linear_layers_are_megatrons(backend: Backend) -> None:
         backend,
         Case(
             "Linear",
-            (P, P, Partition((n, 1))),
+            (P,),
             (4, 6),
             (6, 5),
             {},
-            {"x_axes": [REPLICATED], "y_axes": [1]},
+            {"P_W": Partition((n, 1)), "x_axes": [REPLICATED], "y_axes": [1]},
         ),
     )
     down, twin_down = made(
         backend,
         Case(
             "Linear",
-            (P, P, Partition((1, n))),
+            (P,),
             (4, 5),
             (5, 3),
             {},
-            {"x_axes": [1], "y_axes": [REPLICATED]},
+            {"P_W": Partition((1, n)), "x_axes": [1], "y_axes": [REPLICATED]},
         ),
     )
     x, whole = (normal((4, 6), 1).requires_grad_() for _ in range(2))
@@ -217,7 +217,7 @@ def layers_may_be_compiled(backend: Backend) -> None:
 
 def bad_tensors_are_errors_on_all(backend: Backend) -> None:
     P = row(backend, 1)
-    layer = layers.Linear(P, P, Partition((1, size(backend))), 2 * size(backend), 3).double()
+    layer = layers.Linear(P, 2 * size(backend), 3, P_W=Partition((1, size(backend)))).double()
     good = torch.ones(4, 2, dtype=torch.float64)
     odd = mine(backend) == 1
     for kind, bad, words in (
@@ -240,7 +240,7 @@ def bad_tensors_are_errors_on_all(backend: Backend) -> None:
 
 def bad_parameters_are_errors_on_all(backend: Backend) -> None:
     P = row(backend, 1)
-    layer = layers.Linear(P, P, Partition((1, size(backend))), 2 * size(backend), 3)
+    layer = layers.Linear(P, 2 * size(backend), 3, P_W=Partition((1, size(backend))))
     x = torch.ones(4, 2)
     if mine(backend) == 1:
         layer.weight = torch.nn.Parameter(torch.ones(3, 1))
@@ -276,7 +276,7 @@ def partitions_have_to_suit_the_kernel(backend: Backend) -> None:
     row = Partition((n,))
     raised(PartitionError, lambda: layers.Conv2d(row, 1, 1, 3))
     raised(PartitionError, lambda: layers.MaxPool2d(row, 3))
-    raised(PartitionError, lambda: layers.Linear(row, row, row, 2, 2))
+    raised(PartitionError, lambda: layers.Linear(row, 2, 2, P_W=row))
     P = Partition((1, 1, n))
     raised(PartitionError, lambda: layers.Conv1d(P, 6, 6, 1, P_W=Partition((n,))))
     small = layers.Conv1d(P, 1, 1, 9)

@@ -122,7 +122,7 @@ def workers_may_hold_nothing(backend: Backend) -> None:
     is_its_twin(backend, Case("Conv1d", (first,), (2, 3, 5), (3, 4, 2), {}, {"P_y": other}, other))
     is_its_twin(backend, Case("MaxPool1d", (other,), (2, 3, 5), (2,)))
     P = one(1, 1, worker=last)
-    is_its_twin(backend, Case("Linear", (P, one(1, 1), P), (2, 3), (3, 4), output=one(1, 1)))
+    is_its_twin(backend, Case("Linear", (P,), (2, 3), (3, 4), {}, {"P_y": one(1, 1)}, one(1, 1)))
 
 
 def workers_may_pass_none(backend: Backend) -> None:

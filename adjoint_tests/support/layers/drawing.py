@@ -36,11 +36,11 @@ def pairs() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     nn, bf16 = torch.nn, torch.bfloat16
     return {
         "linear": (
-            lambda: layers.Linear(grid, grid, Partition((1, 4)), 70, 900),
+            lambda: layers.Linear(grid, 70, 900, P_W=Partition((1, 4))),
             lambda: nn.Linear(70, 900),
         ),
         "half": (
-            lambda: layers.Linear(grid, grid, grid, 33, 900, dtype=bf16),
+            lambda: layers.Linear(grid, 33, 900, P_W=grid, dtype=bf16),
             lambda: nn.Linear(33, 900, dtype=bf16),
         ),
         "convolution": (
@@ -48,7 +48,7 @@ def pairs() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
             lambda: nn.Conv2d(9, 300, 5),
         ),
         "embedding": (
-            lambda: layers.Embedding(line, grid, grid, 900, 77, padding_idx=801),
+            lambda: layers.Embedding(line, 900, 77, P_y=grid, P_W=grid, padding_idx=801),
             lambda: nn.Embedding(900, 77, padding_idx=801),
         ),
     }
@@ -118,9 +118,9 @@ def no_worker_makes_the_whole(backend: Backend) -> None:
     """Nobody has more memory than a block, and a piece."""
     grid = Partition((2, 2))
     for make in (
-        lambda: layers.Linear(grid, grid, grid, 1000, 2000),
+        lambda: layers.Linear(grid, 1000, 2000, P_W=grid),
         lambda: layers.Conv2d(Partition((1, 4, 1, 1)), 400, 500, 3),
-        lambda: layers.Embedding(Partition((4,)), grid, grid, 2000, 1000),
+        lambda: layers.Embedding(Partition((4,)), 2000, 1000, P_y=grid, P_W=grid),
         lambda: layers.SpectralConv(Partition((1, 1, 4, 1)), 20, 20, [40, 50]),
     ):
         with Largest() as seen:

@@ -31,8 +31,8 @@ def embeddings(draw: Any, most: int) -> Case:
     if P_W.shape[1] == 1:
         options["max_norm"] = draw(st.sampled_from([None, 0.5, 1.0]))
     seed = draw(st.integers(0, 99))
-    places = (P_x, P_y, P_W)
-    return Case("Embedding", places, shape, (rows, columns), options, output=P_y, seed=seed)
+    places = {"P_y": P_y, "P_W": P_W}
+    return Case("Embedding", (P_x,), shape, (rows, columns), options, places, P_y, seed=seed)
 
 
 def is_torch_s(backend: Backend, case: Case) -> None:
@@ -43,7 +43,8 @@ def is_torch_s(backend: Backend, case: Case) -> None:
     wanted = twin(whole)
     upstream = normal(tuple(wanted.shape), case.seed)
     wanted.backward(upstream)
-    P_x, P_y, P_W = case.partitions
+    (P_x,), P_W = case.partitions, layer.P_W
+    P_y = case.output or P_x
     x = None
     if mine(backend) in P_x:
         x = whole[cut(case.shape, P_x, case.seed).slices(mine(backend))]

@@ -166,7 +166,7 @@ def network(workers: int) -> Any:
     return torch.nn.Sequential(
         layers.Conv1d(P, 2, 3, 3, padding=1),
         layers.Repartition(P, one),
-        layers.Linear(one, one, Partition((1, workers)), 6, 4),
+        layers.Linear(one, 6, 4, P_W=Partition((1, workers))),
     ).double()
 
 

@@ -29,10 +29,10 @@ def pair(backend: Backend, **options: Any) -> tuple[Any, Any]:
     P, M = Partition((1, n)), Partition((1, 1, n))
     with layers.seeded(3):
         net = torch.nn.Sequential(
-            layers.Linear(P, P, P, FEATURES * n, 5, **options),
+            layers.Linear(P, FEATURES * n, 5, P_W=P, **options),
             torch.nn.Tanh(),
             layers.LayerNorm(P, 5),
-            layers.Linear(P, P, Partition((n, 1)), 5, 4 * n, **options),
+            layers.Linear(P, 5, 4 * n, P_W=Partition((n, 1)), **options),
             torch.nn.Unflatten(1, (1, 4)),
             layers.Conv1d(M, 1, 2, 3, padding=1, **options),
         ).to(WIDE)
@@ -237,7 +237,7 @@ def norms_of_blocks_are_refused(backend: Backend) -> None:
         parametrizations.orthogonal,
         torch.nn.utils.spectral_norm,
     ):
-        layer = layers.Linear(P, P, P, 2 * n, 4)
+        layer = layers.Linear(P, 2 * n, 4, P_W=P)
         layer(x)
         norm(layer)
         text = raised(ArgumentError, lambda layer=layer: layer(x))

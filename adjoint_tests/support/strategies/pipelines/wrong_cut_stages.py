@@ -25,7 +25,7 @@ def made(backend: Backend, stages: list[Any], **options: Any) -> Pipeline:
 
 def dense(P: Partition) -> Any:
     one = Partition((1, 1), P.workers[:1])
-    return layers.Linear(P, one, P, 4, 4, dtype=torch.float64)
+    return layers.Linear(P, 4, 4, P_y=one, P_W=P, dtype=torch.float64)
 
 
 def layers_of_all(backend: Backend) -> None:
