@@ -47,7 +47,7 @@ def on_two() -> nn.Module:
         "S4": layers.MaxPool2d(image, 2),
         "transpose": layers.Repartition(image, Partition((1, 2, 1, 1))),
         "flatten": nn.Flatten(),
-        "C5": layers.Linear(Partition((1, 2)), one, Partition((1, 2)), 400, 120),
+        "C5": layers.Linear(Partition((1, 2)), 400, 120, P_y=one, P_W=Partition((1, 2))),
         "C5_relu": nn.ReLU(),
         "F6": layers.Linear(one, 120, 84),
         "F6_relu": nn.ReLU(),
