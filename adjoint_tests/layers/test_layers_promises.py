@@ -36,7 +36,7 @@ def test_promises_on_threads(case: Case) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(every(4))
 def test_promises_on_ranks(case: Case) -> None:
-    on_ranks(case.workers, keeps_promises, case)
+    on_ranks(case.workers, keeps_promises, case, False)
