@@ -18,7 +18,8 @@ def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    before = DTensor.__dict__["from_local"]
+    name = "from_local"
+    before = DTensor.__dict__[name]
     plain = before.__func__
 
     def from_local(local: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,4 +35,4 @@ def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        DTensor.from_local = before
+        setattr(DTensor, name, before)
