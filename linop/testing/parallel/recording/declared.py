@@ -18,8 +18,8 @@ def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    name = "from_local"
-    before = DTensor.__dict__[name]
+    kind: Any = DTensor
+    before = kind.__dict__["from_local"]
     plain = before.__func__
 
     def from_local(local: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,8 +31,8 @@ def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
             add(Declared(": ".join(users_line()), cut, numbers(local)))
         return made
 
-    DTensor.from_local = staticmethod(from_local)
+    kind.from_local = staticmethod(from_local)
     try:
         yield
     finally:
-        setattr(DTensor, name, before)
+        kind.from_local = before
