@@ -27,7 +27,8 @@ def after_the_pass(
     moved = moved_gradients(context, one)
     if left.kind is Kind.UNSUMMED and moved:
         groups = _closed({tuple(sorted(c.ranks)) for c in moved})
-        if groups not in [each for each, _ in left.options]:
+        wanted = [each for each, _ in left.options]
+        if groups not in wanted and not rest_is_missing(context, one, final):
             text = groups_text(left.groups, context.names)
             over = groups_text(groups, context.names)
             return Finding(
@@ -77,6 +78,16 @@ def after_the_pass(
     module, first, also = module_of(one.name) if not lines else "", *_first(lines)
     line, _, text = first.partition(": ")
     return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def rest_is_missing(context: Context, one: Compared, final: Relation) -> bool:
+    """True if the sums that run over terms are right, and others over what is left of them are not
+    there: together they would be over the groups over which the terms sum up."""
+    if one.left is None or one.left.kind is not Kind.UNSUMMED or final.kind is not Kind.UNSUMMED:
+        return False
+    ran = {tuple(sorted(c.ranks)) for c in moved_gradients(context, one)}
+    wanted = [each for each, _ in one.left.options]
+    return bool(ran) and any(_closed({*ran, *each}) in wanted for each, _ in final.options)
 
 
 def moved_gradients(context: Context, one: Compared) -> list[Collective]:

@@ -93,8 +93,9 @@ def check_parallel(
     from linop.testing.parallel.recording import processes, steps
 
     begun = time.monotonic()
-    if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
-        raise ArgumentError(f"dtype: {dtype!r} given, a name of torch's such as 'float64' expected")
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ArgumentError(f"dtype: {dtype!r} given, one of torch's such as 'float64' expected")
     failed = ""
     program = _program(model, twin, batch, loss, mine, step, shard, optimizer)
     name = program if isinstance(program, str) else getattr(model, "__qualname__", "program")
@@ -183,10 +184,10 @@ def report(
     if unlike_copies := _replicated_by_name(ranks, allowed.values):
         ranks[0].unsynchronized += unlike_copies
     locations = Locations(ranks, twin, allowed.values, allowed.gradients, groups)
-    proven, broken = pairs(locations)
+    proven, broken, suspect = pairs(locations)
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
     by_rank = {one.rank: one for one in ranks}
-    context = Context(by_rank, twin, locations, names, broken, *base(right))
+    context = Context(by_rank, twin, locations, names, broken, suspect, *base(right))
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
@@ -248,6 +249,8 @@ def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
         if pair.otherwise:
             return replace(pair, spaces=pair.otherwise, proven=True, counterexample="")
         return pair.undecided("it is right by numbers, between other spaces than these")
+    if pair.proven and pair.unless and not passed:
+        return pair.undecided(pair.unless)
     words = [f"{one.operator} {one.explanation}" for one in findings if one.place.line == pair.line]
     if pair.proven and any(pair.name in text or "too many" in text for text in words):
         return pair.undecided(

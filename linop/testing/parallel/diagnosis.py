@@ -8,13 +8,19 @@ behind the backward pass (`linop.testing.parallel.after`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from linop.testing.parallel.after import after_the_pass, moved_gradients, treated_as_others
+from linop.testing.parallel.after import (
+    after_the_pass,
+    moved_gradients,
+    rest_is_missing,
+    treated_as_others,
+)
 from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
 from linop.testing.parallel.locations import Location
 from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.proofs import Pair
 from linop.testing.parallel.recording.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.stages import between_stages
@@ -44,21 +50,49 @@ def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
         alike.setdefault((one.kind, one.detail, one.operator, one.explanation), []).append(one)
     merged = [_merged(each) for each in alike.values()]
     named = [one for one in merged if one.operator]
-    return named + [_following(context, one, named) for one in merged if not one.operator]
+    behind = {k: one for k, one in enumerate(named, 1) if _OF_ITS not in one.operator}
+    known = {one.name: one for one in wrong}
+    return named + [
+        _suspected(context, _following(context, one, behind), known)
+        for one in merged
+        if not one.operator
+    ]
 
 
-def _following(context: Context, one: Finding, named: Sequence[Finding]) -> Finding:
-    """A finding without an operator; if its gradients come through the places of others, it says
-    so."""
+_OF_ITS = "of its gradient"
+"""In operators of sums of gradients of parameters, through which no other gradient comes."""
+
+
+_ITS = "Its gradients"
+
+
+def _following(context: Context, one: Finding, named: Mapping[int, Finding]) -> Finding:
+    """A finding without an operator; if its gradients come through the places of others, given by
+    their numbers in the report, it says so."""
     from_them = [
         str(k)
-        for k, other in enumerate(named, 1)
+        for k, other in named.items()
         if all(_passes(context, name, other.place) for name in one.parameters)
     ]
     if one.kind is not Kind.OTHER or not from_them:
         return one
-    why = f"Its gradients come through the place of fault {' and '.join(from_them)}, and are wrong"
+    why = f"{_ITS} come through the place of fault {' and '.join(from_them)}, and are wrong"
     return replace(one, explanation=f"{why} since those are; mend that first.")
+
+
+def _suspected(context: Context, one: Finding, known: Mapping[str, Compared]) -> Finding:
+    """A finding without an operator that follows from no other one; at a pair on its way that is
+    adjoint between some of the spaces that it may have, if there is one."""
+    if one.kind not in (Kind.OTHER, Kind.SHARD) or one.explanation.startswith(_ITS):
+        return one
+    for name in one.parameters:
+        start = known[name].gradient
+        for rank in sorted(known[name].held):
+            way = Way.of(context, rank, name)
+            if found := way.broken_pair(start, context.suspect):
+                made = _broken(context, known[name], start, found, way)
+                return replace(made, parameters=one.parameters)
+    return one
 
 
 def _passes(context: Context, name: str, place: Place) -> bool:
@@ -95,6 +129,8 @@ def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     final = one.gradient.preferring(popular)
     left = one.left.preferring(popular) if one.left is not None else None
     moved = bool(moved_gradients(context, one))
+    if rest_is_missing(context, one, one.gradient):
+        return _on_the_way(context, one, one.gradient, one.gradient)
     as_others = left is not None and treated_as_others(context, left, final)
     if left is not None and not as_others and (moved or not _alike(left, final)):
         if finding := after_the_pass(context, one, left, final):
@@ -131,6 +167,10 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if turn is not None and turn[0] is not None:
             if found_there := between_stages(context, one, way, turn[0], final):
                 return found_there
+        if turn is not None and turn[1] is not None:
+            pair = context.broken.get((rank, turn[1].number))
+            if pair is not None:
+                return _broken(context, one, final, (turn[1], pair), way)
         if turn is not None:
             return _turned(context, one, way, start, final, *turn)
     over = start.groups or final.groups
@@ -148,7 +188,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             f"over {groups}",
             (one.name,),
             place,
-            f"all-reduce of its gradient over {groups}{by}",
+            f"all-reduce {_OF_ITS} over {groups}{by}",
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and "
             f"no sum over {groups} ran.{_DDP if averages else ''}",
         )
@@ -183,7 +223,8 @@ def _turned(
     and `call` used it."""
     kind = final.kind if final.kind is not Kind.EQUAL else start.kind
     if kind is Kind.OTHER and here is not None and here.gradient is not None:
-        kind = here.gradient.kind
+        if here.gradient.kind is not Kind.FACTOR:
+            kind = here.gradient.kind
     groups = groups_text(start.groups, context.names) if start.groups else ""
     place = place_of(call, here)
     name = used_name(call, way) if call else ""
@@ -217,14 +258,14 @@ def _turned(
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
     why = "The gradients of what is computed here are the twin's, those of its arguments are not."
-    if kind is Kind.FACTOR and moved_back[1]:
+    if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
         there, back = (", ".join(titles(each)) or "nothing" for each in moved_back)
         operator = f"the {back} of the backward pass is too many"
         why = (
             f"Forward: {there}, from terms of a sum to one tensor that is replicated, since each "
             f"rank has its whole gradient. The adjoint is the identity; {back} ran."
         )
-    return Finding(kind, detail(final, context), (one.name,), place, operator, why)
+    return Finding(kind, detail(final, context, moved_back[1]), (one.name,), place, operator, why)
 
 
 _ADJOINTS = {"all_reduce": "all-reduce", "all_gather": "reduce-scatter", "broadcast": "sum-reduce"}
@@ -264,26 +305,31 @@ def _copied(context: Context, one: Compared, way: Way, start: Relation, call: Ca
 
 
 def _broken(
-    context: Context, one: Compared, final: Relation, found: tuple[Call, str], way: Way
+    context: Context, one: Compared, final: Relation, found: tuple[Call, Pair], way: Way
 ) -> Finding:
-    call, sentence = found
+    call, pair = found
     kind = final.kind
     if kind is Kind.OTHER:
         at = context.locations.at.get((way.rank, call.inputs[0])) if call.inputs else None
-        if at is not None and at.gradient is not None and at.gradient.kind is not Kind.EQUAL:
-            kind = at.gradient.kind
+        relation = at.gradient if at is not None else None
+        if relation is not None and relation.kind not in (Kind.EQUAL, Kind.FACTOR):
+            kind = relation.kind
     operator = f"the adjoint of {call.name}"
     there, back = way.movements(call)
     if back and final.kind is Kind.FACTOR and final.factor > 1:
         operator = f"the {', '.join(titles(back))} of the backward pass is too many"
-    elif not back and (moved := next((c for c in there if c.name in _ADJOINTS), None)):
+    elif (
+        not back
+        and pair.to_copies
+        and (moved := next((c for c in there if c.name in _ADJOINTS), None))
+    ):
         adjoint = f"{_ADJOINTS[moved.name]} over {ranks_text(moved.ranks)}"
         operator = f"{adjoint}, in the backward pass of {call.name}"
     return Finding(
         kind,
-        detail(final, context),
+        detail(final, context, back),
         (one.name,),
         Place(call.module, call.line, call.text),
         operator,
-        sentence,
+        pair.sentence,
     )

@@ -76,14 +76,24 @@ class Compared:
 def compared(
     ranks: Sequence[Record], twin: Record, allowed: Tolerances, groups: Sequence[Groups]
 ) -> list[Compared]:
-    """The parameters of the twin that require gradients, each as the ranks have it.
+    """The parameters of the twin that require gradients, each as the ranks have it; one that has
+    several names, in the twin and on all ranks, by the first.
 
     Raises:
         ArgumentError: names differ, or which part a rank holds cannot be told.
     """
     theirs = {n: one for n, one in twin.parameters.items() if not one.buffer and one.trained}
     _check_names(ranks, twin)
+    theirs = {n: one for n, one in theirs.items() if not one.tied or _is_apart(one, ranks)}
     return [_compared(one, ranks, twin, allowed, groups) for one in theirs.values()]
+
+
+def _is_apart(one: Parameter, ranks: Sequence[Record]) -> bool:
+    """True if a parameter that the twin has by two names is two, on some rank."""
+    held = [r.parameters[one.name] for r in ranks if one.name in r.parameters]
+    return any(mine.tied != one.tied for mine in held) or any(
+        one.tied in r.parameters and one.name not in r.parameters for r in ranks
+    )
 
 
 def _check_names(ranks: Sequence[Record], twin: Record) -> None:

@@ -11,9 +11,9 @@ E* F* D*. All are `LinearOperator`s, and are compared exactly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -49,6 +49,8 @@ class Pair:
         operator, adjoint: the forward and the backward, on the arguments ``x0.1`` (position 0, rank
             1) and results ``y0.1`` of all ranks, flat; None if they are not known.
         otherwise: other spaces, between which it is the adjoint.
+        unless: a sentence about other spaces that it may have, between which it is not.
+        lost: True if no gradient came back through it.
     """
 
     name: str
@@ -61,12 +63,32 @@ class Pair:
     operator: LinearOperator | None = field(default=None, compare=False, repr=False)
     adjoint: LinearOperator | None = field(default=None, compare=False, repr=False)
     otherwise: str = ""
+    unless: str = ""
+    lost: bool = False
 
     def __str__(self) -> str:
         verdict = {True: "adjoint, proven", False: "NOT the adjoint", None: "not decided"}
         text = f"{self.line} {self.name}: {self.forward} / {self.backward}: {verdict[self.proven]}"
         rest = "; ".join(filter(None, [self.spaces, self.counterexample]))
         return f"{text} ({rest})" if rest else text
+
+    @property
+    def to_copies(self) -> bool:
+        """True if its result is, or may be, copies."""
+        return "copies" in self.spaces.rpartition(" to ")[2] or self.unless.endswith("copies")
+
+    @property
+    def sentence(self) -> str:
+        """The fault that it is, or may be."""
+        head = f"Forward: {self.forward}. Backward: {self.backward}"
+        if self.proven is False:
+            return (
+                f"{head}, which is not the adjoint between these spaces ({self.spaces}): "
+                f"{self.counterexample}."
+            )
+        if self.lost:
+            return f"{head}: no gradient comes back through it."
+        return f"{head}: {self.unless}."
 
     def undecided(self, why: str) -> Pair:
         """As one that cannot be told."""
@@ -79,22 +101,35 @@ class Pair:
         return {**vars(self), **texts}
 
 
-def pairs(locations: Locations) -> tuple[list[Pair], dict[tuple[int, int], str]]:
-    """All pairs of a program, in order, and a sentence for each call (rank, number) whose backward
-    is not the adjoint."""
-    found, broken = [], {}
+Pairs: TypeAlias = dict[tuple[int, int], Pair]
+"""By rank and number of calls."""
+
+
+def pairs(locations: Locations) -> tuple[list[Pair], Pairs, Pairs]:
+    """All pairs of a program, in order; those whose backward is not the adjoint; and those whose
+    backward is not, between spaces that they may have."""
+    found: list[Pair] = []
+    broken: Pairs = {}
+    suspect: Pairs = {}
     for calls in aligned(locations.ranks.values()):
         pair = _pair(locations, calls)
         if pair is None:
             continue
         found.append(pair)
-        if pair.proven is False:
-            for rank, call in calls.items():
-                broken[rank, call.number] = (
-                    f"Forward: {pair.forward}. Backward: {pair.backward}, which is not the adjoint "
-                    f"between these spaces ({pair.spaces}): {pair.counterexample}."
-                )
-    return found, broken
+        into = broken if pair.proven is False else suspect
+        if pair.proven is False or pair.unless or (pair.lost and _has_gradient(locations, calls)):
+            into |= {(rank, call.number): pair for rank, call in calls.items()}
+    return found, broken, suspect
+
+
+def _has_gradient(locations: Locations, calls: dict[int, Call]) -> bool:
+    """True if what a call makes has a gradient in the twin."""
+    for rank, call in calls.items():
+        for number in call.outputs:
+            at = locations.at.get((rank, number))
+            if at is not None and at.matched:
+                return locations.twin.tensors[at.twin].gradient is not None
+    return False
 
 
 def aligned(ranks: Iterable[Record]) -> Iterator[dict[int, Call]]:
@@ -128,8 +163,8 @@ def _pair(locations: Locations, calls: dict[int, Call]) -> Pair | None:
         return None
     about = first.name, first.line, _said(ranks, there), _said(ranks, back)
     if len(back) < len(there):
-        return Pair(*about, "", None, "no gradient came back through it" if not back else
-                    "a gradient came back on some ranks only")  # fmt: skip
+        why = "a gradient came back on some ranks only" if back else "no gradient came back"
+        return Pair(*about, "", None, f"{why} through it", lost=not back)
     try:
         return _decided(locations, calls, there, back, about)
     except UndecidedError as error:
@@ -179,7 +214,7 @@ def _decided(
     G = operator(N, after.arrays, before.arrays)
     E, R, D = before.embedding, after.embedding, after.picking
     summed = _sums(M, after.arrays, before.arrays)
-    wrong, otherwise = [], ""
+    wrong, otherwise, sure = [], "", None
     likely = after.representations()
     for whole_out in dict.fromkeys([*likely, *([True, False] if after.spread else [])]):
         pulled = E.H @ F.H @ D.H if whole_out else E.H @ F.H @ D.H @ R.H
@@ -189,10 +224,17 @@ def _decided(
             spaces = f"{before.text(whole_in, summed)} to {after.text(whole_out)}"
             if ways[0].equals(ways[1]):
                 if whole_out in likely:
-                    return Pair(*about, spaces, True, operator=F, adjoint=G)
+                    sure = sure or Pair(*about, spaces, True, operator=F, adjoint=G)
                 otherwise = otherwise or spaces
-            elif whole_out in likely:
+                break
+            if whole_out in likely:
                 wrong.append((spaces, *ways))
+    if sure is not None:
+        if len(likely) > 1 and (other := _unlike(sure.spaces, [one[0] for one in wrong])):
+            forms = [each.rpartition(" to ")[2] for each in (sure.spaces, other)]
+            why = f"adjoint if its result is {forms[0]}, and not if it is {forms[1]}"
+            return replace(sure, unless=why)
+        return sure
     if not before.told or not after.told:
         raise UndecidedError("the spaces of its argument or result are not known")
     # The nearest way has the fewest wrong entries.
@@ -210,6 +252,12 @@ def _moves(M: Matrix, codomain: Space, domain: Space) -> bool:
     """True if a rank gets something of another one."""
     rows, columns = sp.csr_matrix(M).nonzero()
     return bool((_ranks(codomain)[rows] != _ranks(domain)[columns]).any())
+
+
+def _unlike(spaces: str, others: Sequence[str]) -> str:
+    """The first of other spaces whose result has another form."""
+    form = spaces.rpartition(" to ")[2]
+    return next((one for one in others if one.rpartition(" to ")[2] != form), "")
 
 
 def _sums(M: Matrix, codomain: Space, domain: Space) -> bool:

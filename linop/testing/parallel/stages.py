@@ -3,7 +3,7 @@ functions with a backward of their own, and gradients that other messages have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +24,13 @@ class Passed:
     Attributes:
         rank, here: where it comes from.
         sent: the message.
-        there: the tensor on the rank that gets it; None if it is not found.
+        there: the number of the tensor on the rank that gets it; None if it is not found.
     """
 
     rank: int
     here: Location
     sent: Collective
-    there: Location | None
+    there: int | None
 
     @property
     def peer(self) -> int:
@@ -41,7 +41,7 @@ def between_stages(
     context: Context, one: Compared, way: Way, here: Location, final: Relation
 ) -> Finding | None:
     """The fault of a gradient that is wrong since messages of gradients are, between the rank of a
-    way and another one; None if no message carries the tensor.
+    way and other ones; None if no message carries the tensor.
 
     Args:
         here: the last tensor of the way whose gradient is wrong.
@@ -49,23 +49,44 @@ def between_stages(
     rank = way.rank
     for _ in context.ranks:  # stages that the wrong gradient has passed
         passed = list(_messages(context, rank, here))
-        lost = [each for each in passed if _gradient(context, each) is None]
         if not passed:
             return None
-        if lost:
+        if lost := [each for each in passed if _gradient(context, each) is None]:
             return _not_sent_back(context, one, lost[0], final)
-        (first, *others) = passed
-        assert first.there is not None
-        alike = not others and _alike(here.gradient, first.there.gradient)
-        if not alike:
-            return _changed(context, one, first, final)
-        number = first.there.numbers[first.peer]
-        turn = Way(context, first.peer, [number]).turn(final)
-        here = turn[0] if turn is not None and turn[0] is not None else first.there
-        rank = first.peer
-        if here is first.there:
-            return None
+        for each in passed:
+            further = _further(context, each, final)
+            if further is not None:
+                here, rank = further, each.peer
+                break
+        else:
+            unlike = [each for each in passed if not _is_sent_back(context, each)]
+            return _changed(context, one, (unlike or passed)[0], passed, final)
     return None
+
+
+def _further(context: Context, passed: Passed, final: Relation) -> Location | None:
+    """The last tensor with a wrong gradient on the way behind a message, if it has one."""
+    assert passed.there is not None
+    way = Way(context, passed.peer, [passed.there])
+    at = context.locations.at.get((passed.peer, passed.there))
+    if at is not None and at.gradient is not None and not _alike(passed.here.gradient, at.gradient):
+        if at.gradient.kind is Kind.EQUAL:
+            return None
+    turn = way.turn(final)
+    found = turn[0] if turn is not None else None
+    if found is None or found is at or not list(_messages(context, passed.peer, found)):
+        return None
+    return found
+
+
+def _is_sent_back(context: Context, passed: Passed) -> bool:
+    """True if the rank that got a tensor sends its gradient back as it is."""
+    gradient = _gradient(context, passed)
+    return any(
+        _same(moved.value, gradient)
+        for moved in context.ranks[passed.peer].collectives
+        if moved.name == "send" and moved.peer == passed.rank
+    )
 
 
 def _messages(context: Context, rank: int, here: Location) -> Iterator[Passed]:
@@ -79,20 +100,14 @@ def _messages(context: Context, rank: int, here: Location) -> Iterator[Passed]:
         if moved.value is None or value is None or not _same(moved.value, value):
             continue
         if moved.peer in context.ranks:
-            yield Passed(rank, here, moved, _received(context, moved.peer, here, value))
+            yield Passed(rank, here, moved, _received(context, moved.peer, value))
 
 
-def _received(context: Context, peer: int, here: Location, value: np.ndarray) -> Location | None:
+def _received(context: Context, peer: int, value: np.ndarray) -> int | None:
     """The tensor on another rank that has these values; one with a gradient, if there is one."""
-    tensors = context.ranks[peer].tensors
-    found = [
-        one
-        for one in context.locations.all
-        if peer in one.numbers and one.twin == here.twin
-        and _same(tensors[one.numbers[peer]].value, value)
-    ]  # fmt: skip
-    found.sort(key=lambda one: tensors[one.numbers[peer]].gradient is None)
-    return found[0] if found else None
+    found = [one for one in context.ranks[peer].tensors if _same(one.value, value)]
+    found.sort(key=lambda one: one.gradient is None)
+    return found[0].number if found else None
 
 
 def _same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
@@ -108,7 +123,7 @@ def _gradient(context: Context, passed: Passed) -> np.ndarray | None:
     """The gradient of a tensor on the rank that got it."""
     if passed.there is None:
         return None
-    return context.ranks[passed.peer].tensors[passed.there.numbers[passed.peer]].gradient
+    return context.ranks[passed.peer].tensors[passed.there].gradient
 
 
 def _alike(a: Relation | None, b: Relation | None) -> bool:
@@ -143,7 +158,9 @@ def _lines(context: Context, passed: Passed) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:1]
 
 
-def _changed(context: Context, one: Compared, passed: Passed, final: Relation) -> Finding:
+def _changed(
+    context: Context, one: Compared, passed: Passed, all_passed: Sequence[Passed], final: Relation
+) -> Finding:
     """The other rank has a gradient, and this rank another one: of the messages that bring
     gradients back, and what happens before and after, the first that is not right."""
     rank, peer = passed.rank, passed.peer
@@ -166,6 +183,8 @@ def _changed(context: Context, one: Compared, passed: Passed, final: Relation) -
         return value is not None and mine is not None and value.size == mine.size and near(
             value.ravel(), mine.ravel())  # fmt: skip
 
+    if len(all_passed) > 1:  # it is a sum, of which this is a term
+        mine = None
     sent = [moved for moved in back if is_right(moved.value)]
     about = final.kind, detail(final, context), (one.name,)
     module = passed.here.key[1]
@@ -180,12 +199,14 @@ def _changed(context: Context, one: Compared, passed: Passed, final: Relation) -
                 f"Rank {peer} sends the gradient of this tensor back as it should be, and rank "
                 f"{rank} changes it here before its backward pass.",
             )
+        peers = dict.fromkeys(each.peer for each in all_passed)
+        who = " and ".join(f"rank {each}" for each in peers)
         return Finding(
             *about,
-            Place(module, sent[0].line, sent[0].text),
+            Place(module, *_begun(context, rank, sent[0]), (line,)),
             "",
-            f"Rank {peer} sends the gradient of this tensor back as it should be, and the backward "
-            f"pass of rank {rank} begins with another one.",
+            f"What {who} compute{'s' * (len(peers) == 1)} of this tensor's gradient is sent back, "
+            f"and the backward pass of rank {rank} begins with something else.",
         )
     if back:
         k = _multiple(back[-1].value, gradient)
@@ -206,6 +227,16 @@ def _changed(context: Context, one: Compared, passed: Passed, final: Relation) -
         f"Rank {rank} sends this tensor to rank {peer}, which computes its gradient; no message "
         f"brings it back.",
     )
+
+
+def _begun(context: Context, rank: int, sent: Collective) -> tuple[str, str]:
+    """The line of a rank that receives a message."""
+    record = context.ranks[rank]
+    found = [c for c in record.collectives if c.name == "receive" and c.inside < 0]
+    size = None if sent.value is None else sent.value.size
+    alike = [c for c in found if [int(np.prod(shape)) for shape in c.received] == [size]]
+    last = (alike or found or [sent])[-1]
+    return last.line, last.text
 
 
 def _changing(

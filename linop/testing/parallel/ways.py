@@ -10,6 +10,7 @@ import numpy as np
 
 from linop.testing.parallel.locations import Location, Locations, uses
 from linop.testing.parallel.parameters import Compared
+from linop.testing.parallel.proofs import Pair, Pairs
 from linop.testing.parallel.recording.records import FORWARD, Call, Collective, Record
 from linop.testing.parallel.relations import Groups, Kind, Relation
 
@@ -23,14 +24,16 @@ class Context:
         base: the factor by which gradients on the way of right parameters are larger than the
             twin's, since they are averaged later.
         broken: calls of `autograd.Function`s, by rank and number, whose backward is not the adjoint
-            of their forward; each with a sentence.
+            of their forward.
+        suspect: those whose backward is not, between spaces that they may have.
     """
 
     ranks: dict[int, Record]
     twin: Record
     locations: Locations
     names: dict[Groups, str]
-    broken: dict[tuple[int, int], str]
+    broken: Pairs
+    suspect: Pairs
     base: float = 1.0
     references: tuple[Relation, ...] = ()
 
@@ -197,15 +200,25 @@ class Way:
             return k is not None and abs(k - wrong) < 1e-6 * max(1.0, abs(wrong))
         if start.kind is Kind.FACTOR:
             return gradient.kind is Kind.FACTOR and bool(gradient.factors)
-        return gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
+        if gradient.kind is Kind.NONE:
+            return all(t.differentiable for t in tensors.values())
+        k = scaled(gradient) if gradient.kind is Kind.FACTOR else None
+        base = self.context.base
+        other_factor = k is not None and abs(k - base) > 1e-6 * max(1.0, abs(base))
+        wrong = gradient.kind in (Kind.OTHER, Kind.SHARD) or bool(gradient.factors)
+        return wrong or other_factor
 
-    def broken_pair(self, start: Relation) -> tuple[Call, str] | None:
+    def broken_pair(self, start: Relation, among: Pairs | None = None) -> tuple[Call, Pair] | None:
         """A call on the way whose backward is not the adjoint of its forward, the first from the
-        parameter whose result has a right gradient."""
+        parameter whose result has a right gradient.
+
+        Args:
+            among: pairs of calls; those of `Context.broken` if it is None.
+        """
         for call in self.calls_of(start):
-            sentence = self.context.broken.get((self.rank, call.number))
-            if sentence is not None:
-                return call, sentence
+            pair = (self.context.broken if among is None else among).get((self.rank, call.number))
+            if pair is not None:
+                return call, pair
         return None
 
     def copying(self, start: Relation) -> Call | None:

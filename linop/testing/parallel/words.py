@@ -12,12 +12,17 @@ from linop.testing.parallel.relations import Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 
 
-def detail(relation: Relation, context: Context) -> str:
+def detail(relation: Relation, context: Context, moved: Sequence[Collective] = ()) -> str:
+    """What is said of a relation beside its kind.
+
+    Args:
+        moved: collectives that have to do with it, whose ranks a factor counts first.
+    """
     if relation.kind is Kind.FACTOR and relation.factors:
         each = (f"{factor_text(k)} on rank {r}" for r, k in relation.factors.items())
         return ", ".join(each)
     if relation.kind is Kind.FACTOR:
-        return f"{factor_text(relation.factor)}{_factor_of(relation.factor, context)}"
+        return f"{factor_text(relation.factor)}{_factor_of(relation.factor, context, moved)}"
     if relation.kind is Kind.UNSUMMED:
         return f"over {groups_text(relation.groups, context.names)}"
     return ""
@@ -32,13 +37,15 @@ def factor_text(k: float) -> str:
     return f"{k:.12g}" if abs(k - 1) < 1e-4 else f"{k:.6g}"
 
 
-def _factor_of(k: float, context: Context) -> str:
+def _factor_of(k: float, context: Context, moved: Sequence[Collective]) -> str:
     """The ranks whose number a factor is."""
     for size, word in ((k, ""), (1 / k if k else 0, "one over ")):
         n = round(size)
         if n < 2 or abs(size - n) > 1e-6:
             continue
-        for groups, name in context.names.items():
+        over = {tuple(sorted(one.ranks)) for one in moved}
+        axes = sorted(context.names.items(), key=lambda each: not over.intersection(each[0]))
+        for groups, name in axes:
             if len(groups[0]) == n:
                 return f" = {word}the number of ranks of {name!r}"
         if n == len(context.ranks):

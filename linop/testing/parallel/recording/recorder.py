@@ -287,6 +287,10 @@ class Recorder:
         if number is None:
             with self.aside():
                 number = self._numbers[key] = self._new(tensor, call)
+        elif tensor.requires_grad and not self.tensors[number].differentiable and tensor.is_leaf:
+            with self.aside():  # `requires_grad_` has made it so since
+                self.tensors[number].differentiable = True
+                tensor.register_hook(self._adding(self.tensors[number]))
         return number
 
     def _new(self, tensor: torch.Tensor, call: int) -> int:
@@ -356,7 +360,7 @@ class Recorder:
     def _find_gradients(self) -> None:
         """Learn where gradients lie, so that what changes them in place is known as such."""
         self._grads = {
-            storage_of(one.grad): name
+            storage_of(local(one.grad)): name
             for name, one in self._parameters.items()
             if one.grad is not None
         }

@@ -127,6 +127,7 @@ class Parameter:
         trained: True if it requires a gradient.
         line: the line of the program that last changed the gradient in place, after a backward
             pass.
+        tied: the first name of the parameter, if this is another one.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Parameter:
     dtype: str
     expected: tuple[np.ndarray, np.ndarray | None, np.ndarray] | None = None
     line: str = ""
+    tied: str = ""
 
 
 @dataclass

@@ -193,6 +193,9 @@ def _step(
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         make(trained).step()
     buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}
+    first: dict[int, str] = {}
+    for name, one in named.items():
+        first.setdefault(id(one), name)
     parameters = {
         name: Parameter(
             name,
@@ -204,6 +207,7 @@ def _step(
             one.requires_grad,
             str(one.dtype).removeprefix("torch."),
             line=recorder.lines.get(name, ""),
+            tied="" if first.get(id(one), name) == name else first[id(one)],
         )
         for name, one in {**named, **buffers}.items()
     }
