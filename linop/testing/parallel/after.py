@@ -86,7 +86,9 @@ def rest_is_missing(context: Context, one: Compared, final: Relation) -> bool:
     if one.left is None or one.left.kind is not Kind.UNSUMMED or final.kind is not Kind.UNSUMMED:
         return False
     ran = {tuple(sorted(c.ranks)) for c in moved_gradients(context, one)}
-    wanted = [each for each, _ in one.left.options]
+    # Sums over more ranks than hold terms are too large.
+    least = min(abs(k) for _, k in one.left.options)
+    wanted = [each for each, k in one.left.options if abs(k) < least + 1e-6]
     return bool(ran) and any(_closed({*ran, *each}) in wanted for each, _ in final.options)
 
 
