@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT / "adjoint_tests"))
 CASES = {
     "2-D U-Net, 512²": {"ndim": 2, "size": 512, "width": 16, "depth": 3, "batch": 2},
     "3-D U-Net, 64³": {"ndim": 3, "size": 64, "width": 16, "depth": 2, "batch": 2},
+    "ResNet-18, 512²": {"ndim": 2, "size": 512, "batch": 2},
 }
 
 
@@ -180,6 +181,13 @@ def _network(case: str) -> tuple[Any, Any]:
 
     c = CASES[case]
     torch.manual_seed(0)
+    if "width" not in c:
+        from support.models.packages import torchvision
+
+        torchvision()
+        from torchvision.models import resnet18
+
+        return resnet18(), torch.randn(c["batch"], 3, c["size"], c["size"])
     net = UNet(c["ndim"], 3, 2, c["width"], c["depth"])
     return net, torch.randn(c["batch"], 3, *[c["size"]] * c["ndim"])
 

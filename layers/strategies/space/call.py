@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.strategies.space.cut_tensor import CutTensor, wrapped
 from linop.strategies.space.grid import Grid
@@ -118,6 +119,25 @@ class Call:
 
     def local_shape(self, layout: Layout) -> tuple[int, ...]:
         return self.grid.local_shape(layout)
+
+
+def _is_flat(args: Any, kwargs: Any) -> bool:
+    return not any(isinstance(x, list | tuple | dict) for x in (*args, *kwargs.values()))
+
+
+def leaves(args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments of a call, also those in lists, tuples and dicts."""
+    if _is_flat(args, kwargs):  # torch's walk through a tree takes longer than most rules
+        return [*args, *kwargs.values()]
+    return tree_leaves((args, kwargs))
+
+
+def mapped(function: Callable[[Any], Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Arguments of a call, each by a function."""
+    if _is_flat(args, kwargs):
+        return tuple(map(function, args)), {key: function(x) for key, x in kwargs.items()}
+    found: tuple[Any, Any] = tree_map(function, (args, kwargs))
+    return found
 
 
 def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.errors import PartitionError
-from linop.strategies.space.call import Call, Gathered, Refused
+from linop.strategies.space.call import Call, Gathered, Refused, leaves, mapped
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.draws import resumed
 from linop.strategies.space.opening import opened
@@ -37,7 +36,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     Raises:
         PartitionError: it cannot be computed of tensors that are cut.
     """
-    grid = next(x.grid for x in tree_leaves((args, kwargs)) if isinstance(x, CutTensor))
+    grid = next(x.grid for x in leaves(args, kwargs) if isinstance(x, CutTensor))
     name = name_of(func)
     is_python = isinstance(func, types.FunctionType)
     rule = PYTHON.get(name) if is_python else RULES.get(name)
@@ -102,7 +101,7 @@ def _of_whole(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         )
     if name not in QUIET:
         _warn(f"{place()}{name}", line())
-    args, kwargs = tree_map(_whole, (args, kwargs))
+    args, kwargs = mapped(_whole, args, kwargs)
     with resumed():
         return call.function(*args, **kwargs)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from linop.strategies.space.call import Call, Gathered, Refused
+from linop.strategies.space.call import Call, Gathered, Refused, leaves, mapped
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
 
@@ -18,21 +18,21 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     """A function of tensors that are broadcast."""
     if kwargs.get("out") is not None:
         raise Gathered
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors = [x for x in leaves(args, kwargs) if isinstance(x, Tensor)]
     name = call.name
     in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
     in_place = in_place or bool(kwargs.get("inplace"))
     if in_place and not isinstance(args[0], CutTensor):
         # A whole tensor, which every worker changes by the whole of the others.
-        args, kwargs = tree_map(
-            lambda x: x.whole() if isinstance(x, CutTensor) else x, (args, kwargs)
-        )
+        args, kwargs = mapped(lambda x: x.whole() if isinstance(x, CutTensor) else x, args, kwargs)
         return call.function(*args, **kwargs)
     target = target_in_place(args[0]) if in_place else broadcast(call, tensors)
-    args, kwargs = tree_map(lambda x: _operand(call, x, target), (args, kwargs))
+    args, kwargs = mapped(lambda x: _operand(call, x, target), args, kwargs)
     result = call.function(*args, **kwargs)
     if in_place:
         return tensors[0]
+    if isinstance(result, Tensor):
+        return call.wrap(result, target)
     return tree_map(lambda y: call.wrap(y, target) if isinstance(y, Tensor) else y, result)
 
 
