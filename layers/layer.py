@@ -9,6 +9,7 @@ that serves every layer belongs here; the computation of each is in its own modu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
@@ -404,7 +405,8 @@ class Layer(torch.nn.Module):
         return call
 
 
-class Applied(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Applied:
     """A function that applies an operator in autograd.
 
     Attributes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -106,6 +106,8 @@ class Bridge:
         Raises:
             Errors of the plan, on every worker, if the argument does not fit.
         """
+        if not self._into and isinstance(x, torch.Tensor) and not x.numel():
+            return [x]
         names = [port.name for port in self._into]
         if isinstance(x, Mapping):
             if any(name not in x for name in names) or any(n not in self.plan.domain for n in x):
@@ -117,12 +119,10 @@ class Bridge:
             self._refuse(x)
         if x is None:
             return [self._nothing]
-        if not isinstance(x, torch.Tensor) or x.numel():
-            kind = f"a tensor of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
-            me = f"worker {self.plan.backend.worker}"
-            words = f"{me} holds no region here; pass None or a zero-volume tensor, not {kind}"
-            self._refuse(Unfit(ArgumentError(words)))
-        return [x]
+        kind = f"a tensor of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
+        me = f"worker {self.plan.backend.worker}"
+        words = f"{me} holds no region here; pass None or a zero-volume tensor, not {kind}"
+        self._refuse(Unfit(ArgumentError(words)))
 
     def empty(self, tensors: Sequence[Any]) -> tuple[int, ...] | None:
         """Shape of the zero-volume argument, and so of its gradient, of a worker without a region
@@ -143,7 +143,7 @@ class Bridge:
             return tensor.to(self.dtype)
         return tensor
 
-    def _refuse(self, x: Any) -> None:
+    def _refuse(self, x: Any) -> NoReturn:
         """Call the plan with an invalid argument, so that it raises its error on every worker."""
         self.plan(x)
         raise AssertionError(f"{self.plan!r} took {x!r}")
@@ -177,8 +177,10 @@ class Bridge:
         try:
             if self.one:
                 return self._into[0].array(tensors[0])
-            pairs = zip(self._into, tensors, strict=False)  # nothing, without a region
-            return {port.name: port.array(tensor) for port, tensor in pairs} or None
+            if not self._into:
+                return None
+            pairs = zip(self._into, tensors, strict=True)
+            return {port.name: port.array(tensor) for port, tensor in pairs}
         except LinopError as error:
             return Unfit(error)
 

@@ -176,10 +176,15 @@ def step(model: Module, x: Tensor, labels: Tensor, adam: bool = False) -> dict[s
 
 
 def step_alone(
-    comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, labels: Tensor, adam: bool = False
+    comm: MPI.Intracomm,
+    make: Callable[[], Any],
+    x: Tensor,
+    labels: Tensor,
+    adam: bool = False,
+    rank: int = 0,
 ) -> dict[str, Rival]:
-    """A side: a sequential step on rank 0. The other ranks wait."""
-    if comm.rank:
+    """A side: a sequential step on one rank. The others wait."""
+    if comm.rank != rank:
         return {"step": Rival(lambda: None, None)}
     return step(seeded(make), x, labels, adam)
 

@@ -44,16 +44,14 @@ def call_metadata(
     Args:
         own: name, shape, dtype and device of each parameter.
     """
-    metas = tuple(
-        [
-            (x.shape, x.dtype, x.layout, x.device, x.requires_grad)
-            if isinstance(x, torch.Tensor)
-            else (None if x is None else (type(x).__name__,))
-            for x in tensors
-        ]
-    )
+    metas = [
+        (x.shape, x.dtype, x.layout, x.device, x.requires_grad)
+        if isinstance(x, torch.Tensor)
+        else (None if x is None else (type(x).__name__,))
+        for x in tensors
+    ]
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return CallMetadata(metas, modes, own, wrong)
+    return CallMetadata(tuple(metas), modes, own, wrong)
 
 
 def space_of(
