@@ -88,6 +88,13 @@ def test_pieces_have_the_bits_of_the_whole(
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_last_pieces() -> None:
+    """`normal_` draws the last 16 elements once more where there are not a multiple of these."""
+    for n in range(1, 120):
+        test_pieces = test_pieces_have_the_bits_of_the_whole.hypothesis.inner_test
+        test_pieces(((n,), (slice(0, n),)), torch.float32, "normal_", 48, n)
+
+
 def test_other_ways_to_fill_are_not_recorded() -> None:
     for make in (
         lambda: torch.nn.Parameter(torch.rand(3)),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -20,14 +21,16 @@ from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
 from support.layers.cases import WIDE, Case, normal, same
-from support.layers.losses import MORE_WORDS, REFUSED, WORDS, is_torch_s, losses, workers
+from support.layers.losses import FAMILIES, MORE_WORDS, REFUSED, WORDS, is_torch_s, losses, workers
 from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
-@given(losses(8))
-def test_losses_on_threads(case: Case) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+def test_losses_on_threads(family: str, data: Any) -> None:
+    case = data.draw(losses(8, FAMILIES[family]))
     linop.launch(lambda backend: is_torch_s(backend, case), workers(case))
 
 
@@ -50,6 +53,20 @@ def test_a_block_of_impossible_classes() -> None:
         x = whole[:, half].clone().requires_grad_()
         linop.layers.CrossEntropyLoss(Partition((1, 2)))(x, t).backward()
         same(x.grad, z.grad[:, half])
+
+    linop.launch(main, 2)
+
+
+def test_a_variance_of_rows_whose_features_are_cut() -> None:
+    """Each worker of a row has the whole gradient of its variance."""
+    x, t, var = normal((2, 4), 0), normal((2, 4), 1), normal((2,), 2).exp()
+    z = var.clone().requires_grad_()
+    torch.nn.GaussianNLLLoss()(x, t, z.unsqueeze(1)).backward()
+
+    def main(backend: Backend) -> None:
+        half, v = slice(2 * backend.worker, 2 * backend.worker + 2), var.clone().requires_grad_()
+        linop.layers.GaussianNLLLoss(Partition((1, 2)))(x[:, half], t[:, half], v).backward()
+        same(v.grad, z.grad)
 
     linop.launch(main, 2)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -20,13 +21,15 @@ from linop import REPLICATED, Partition
 from linop.backends import Backend
 from linop.errors import LinopError
 from support.layers.cases import WIDE, Case, normal, same
-from support.layers.reductions import is_torch_s, reductions, workers
+from support.layers.reductions import FAMILIES, is_torch_s, reductions, workers
 from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
-@given(reductions(8))
-def test_reductions_on_threads(case: Case) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+def test_reductions_on_threads(family: str, data: Any) -> None:
+    case = data.draw(reductions(8, FAMILIES[family]))
     linop.launch(lambda backend: is_torch_s(backend, case), workers(case))
 
 
@@ -36,6 +39,22 @@ def test_reductions_on_threads(case: Case) -> None:
 @given(reductions(3))
 def test_reductions_on_ranks(case: Case) -> None:
     on_ranks(workers(case), is_torch_s, case)
+
+
+def test_equal_elements_share_the_gradient() -> None:
+    """Evenly, however many of them a worker has."""
+    whole = torch.tensor([[3.0, 3, 1, 3, 0, 2], [-1, -1, -1, -1, -1, -1]], dtype=WIDE)
+
+    def main(backend: Backend) -> None:
+        third = slice(2 * backend.worker, 2 * backend.worker + 2)
+        for kind in ("Amax", "Amin"):
+            z = whole.clone().requires_grad_()
+            getattr(torch, kind.lower())(z, 1).sum().backward()
+            x = whole[:, third].clone().requires_grad_()
+            getattr(linop.layers, kind)(Partition((1, 3)), 1)(x).sum().backward()
+            same(x.grad, z.grad[:, third])
+
+    linop.launch(main, 3)
 
 
 def test_infinite_elements() -> None:

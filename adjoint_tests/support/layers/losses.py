@@ -5,6 +5,7 @@ Ranks import this module, and no test.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,14 @@ ELEMENTWISE = (
 )
 _MOST = {"CosineEmbeddingLoss": 2, "MultiMarginLoss": 2, "MultiLabelMarginLoss": 2, "CTCLoss": 3}
 """The most dimensions of an input."""
+EVERY = *ELEMENTWISE, *CLASSES, *ROWS, "CTCLoss"
+FAMILIES = {
+    "elements": ELEMENTWISE,
+    "classes": CLASSES,
+    "vectors": ROWS[:3],
+    "margins": ROWS[3:],
+    "sequences": ("CTCLoss",),
+}
 _DIFFERENTIABLE = {
     **dict.fromkeys(("MSELoss", "MarginRankingLoss", "CosineEmbeddingLoss"), 2),
     **dict.fromkeys(("GaussianNLLLoss", *ROWS[1:3]), 3),
@@ -42,9 +51,9 @@ IGNORED = -7
 
 
 @st.composite
-def losses(draw: Any, most: int) -> Case:
-    """Any loss, on a grid of at most so many workers; there may be one more."""
-    kind = draw(st.sampled_from([*ELEMENTWISE, *CLASSES, *CLASSES, *ROWS, "CTCLoss"]))
+def losses(draw: Any, most: int, kinds: Sequence[str] = EVERY) -> Case:
+    """Any loss, or one of some, on a grid of at most so many workers; there may be one more."""
+    kind = draw(st.sampled_from(kinds))
     least = 2 if kind in CLASSES else 3 if kind == "CTCLoss" else 1
     ndim = draw(st.integers(least, _MOST.get(kind, 4)))
     shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
@@ -59,7 +68,7 @@ def losses(draw: Any, most: int) -> Case:
     places = {"weights": weights, "probable": probable, "more": draw(st.booleans())}
     places["rows"] = draw(st.booleans())
     seed = draw(st.integers(0, 99))
-    P = draw(grids(most, draw(st.integers(1, ndim))))
+    P = draw(grids(most, draw(st.integers(1, ndim) | st.just(ndim))))
     own = kind == "TripletMarginWithDistanceLoss" and places["rows"] and ndim > 1
     places["distance"] = own
     if kind == "CTCLoss" or own:  # cut in the batch alone

@@ -5,6 +5,7 @@ Ranks import this module, and no test.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -17,13 +18,18 @@ from linop.backends import Backend
 from support.contracts.plans import mine
 from support.layers.cases import Case, cut, grids, normal, same
 
-KINDS = ("Sum", "Mean", "Prod", "Amax", "Amin", "LogSumExp", "Var", "Std", "Norm")
+FAMILIES = {
+    "sums": ("Sum", "Mean", "Var", "Std"),
+    "largest": ("Amax", "Amin", "LogSumExp"),
+    "products": ("Prod", "Norm"),
+}
+KINDS = tuple(kind for kinds in FAMILIES.values() for kind in kinds)
 
 
 @st.composite
-def reductions(draw: Any, most: int) -> Case:
-    """Any reduction, on a grid of at most so many workers; there may be one more."""
-    kind = draw(st.sampled_from(KINDS))
+def reductions(draw: Any, most: int, kinds: Sequence[str] = KINDS) -> Case:
+    """Any reduction, or one of some, on a grid of at most so many workers, and perhaps one more."""
+    kind = draw(st.sampled_from(kinds))
     ndim = draw(st.integers(1, 4))
     shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
     dims = draw(st.sets(st.integers(0, ndim - 1)))
@@ -36,7 +42,7 @@ def reductions(draw: Any, most: int) -> Case:
         options["correction"] = draw(st.sampled_from([0, 1, 0.5]))
     if kind == "Norm":
         options["ord"] = draw(st.sampled_from([2, 1, 3, 0, inf, -inf]))
-    P = draw(grids(most, draw(st.integers(1, ndim))))
+    P = draw(grids(most, draw(st.integers(1, ndim) | st.just(ndim))))
     left = ndim if options["keepdim"] else ndim - len(dims) if dims else 0
     P_y = draw(grids(most, draw(st.integers(1, left)))) if left and draw(st.booleans()) else None
     places = {"P_y": P_y, "more": draw(st.booleans())}
