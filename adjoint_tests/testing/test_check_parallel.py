@@ -218,7 +218,10 @@ def test_the_command(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert data["findings"][0]["parameters"] and data["findings"][0]["place"]["line"]
 
 
-PROGRAMS = ("dtensor_row_bias", "fsdp_ignored", "gather_sum", "ring_attention")
+PROGRAMS = (
+    "dtensor_row_bias", "expert_slice", "fsdp_ignored", "gather_sum", "mesh_forgotten_sum",
+    "pipe_branches", "ring_attention",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -214,14 +214,16 @@ def _decided(
     G = operator(N, after.arrays, before.arrays)
     E, R, D = before.embedding, after.embedding, after.picking
     summed = _sums(M, after.arrays, before.arrays)
+    used = before.ranks_used(M)
+    alone = before.spread and len(used) == 1
     wrong, otherwise, sure = [], "", None
     likely = after.representations()
     for whole_out in dict.fromkeys([*likely, *([True, False] if after.spread else [])]):
         pulled = E.H @ F.H @ D.H if whole_out else E.H @ F.H @ D.H @ R.H
         gradient = G @ R if whole_out else G
-        for whole_in in (False, True) if before.spread else (True,):
+        for whole_in in (False, True) if before.spread and not alone else (not alone,):
             ways = (gradient, E @ pulled) if whole_in else (E.H @ gradient, pulled)
-            spaces = f"{before.text(whole_in, summed)} to {after.text(whole_out)}"
+            spaces = f"{before.text(whole_in, summed, alone)} to {after.text(whole_out)}"
             if ways[0].equals(ways[1]):
                 if whole_out in likely:
                     sure = sure or Pair(*about, spaces, True, operator=F, adjoint=G)
@@ -239,7 +241,7 @@ def _decided(
         raise UndecidedError("the spaces of its argument or result are not known")
     # The nearest way has the fewest wrong entries.
     spaces, found, wanted = min(wrong, key=lambda way: _gap(way[1], way[2]).nnz)
-    what = _counterexample(found, wanted)
+    what = _counterexample(found, wanted, used.pop() if alone else None)
     return Pair(*about, spaces, False, what, F, G, otherwise)
 
 
@@ -271,22 +273,27 @@ def _gap(a: LinearOperator, b: LinearOperator) -> Matrix:
     return (a - b).to_matrix("regions")
 
 
-def _counterexample(found: LinearOperator, wanted: LinearOperator) -> str:
-    """The largest wrong entry, in words."""
+def _counterexample(found: LinearOperator, wanted: LinearOperator, rank: int | None) -> str:
+    """The largest wrong entry, in words.
+
+    Args:
+        rank: that which alone has the argument, if one has.
+    """
     gap = sp.coo_matrix(_gap(found, wanted))
     k = int(np.abs(gap.data).argmax())
     row, column = int(gap.row[k]), int(gap.col[k])
     has, right = (sp.csr_matrix(op.to_matrix("regions"))[row, column] for op in (found, wanted))
-    source, target = _element(found.domain, column), _element(found.codomain, row)
+    source, target = _element(found.domain, column), _element(found.codomain, row, rank)
     return (
         f"{target[0]} of the argument's gradient{target[1]} is {has:g} times {source[0]} of the "
         f"result's{source[1]}; by the adjoint {right:g} times"
     )
 
 
-def _element(space: Space, index: int) -> tuple[str, str]:
+def _element(space: Space, index: int, of: int | None = None) -> tuple[str, str]:
     """An element in words, and its tensor."""
-    rank, position, element = place_of(space, index)
+    first, position, element = place_of(space, index)
+    rank = first if of is None else of
     several = any(int(region.name[1:].partition(".")[0]) for region in space.regions)
     return f"element {element}", f"{f' {position}' if several else ''} on rank {rank}"
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from linop.testing.parallel.findings import ranks_text
 from linop.testing.parallel.lifting import operator, space_of
 from linop.testing.parallel.locations import BLOCKS, SAME, TERMS, Location, Locations
-from linop.testing.parallel.matrices import UndecidedError
+from linop.testing.parallel.matrices import Matrix, UndecidedError
 from linop.testing.parallel.recording.records import Call
 from linop.testing.parallel.relations import Kind
 
@@ -82,6 +82,8 @@ class Ends:
             },
         )
         elements = space_of(letter.upper(), news)
+        self._of_column = [r for r, each in zip((r for _, r in self._forms), keys, strict=True)
+                           for _ in each]  # fmt: skip
         self.embedding = operator(E, elements, self.arrays)
         self.picking = self.embedding.H if self.sums else operator(D, self.arrays, elements)
 
@@ -101,18 +103,25 @@ class Ends:
         group = next(g for g in at.groups if rank in g)
         return TERMS, [(group, id(at), e) for e in range(size)]
 
-    def text(self, whole: bool, summed: bool = False) -> str:
+    def ranks_used(self, M: Matrix) -> set[int]:
+        """The ranks whose tensors a movement uses: of a broadcast, the root."""
+        return {self._of_column[k] for k in sp.csr_matrix(M).nonzero()[1]}
+
+    def text(self, whole: bool, summed: bool = False, alone: bool = False) -> str:
         """Its form in words.
 
         Args:
             whole: gradients are whole on every rank that has a copy; False for terms of them.
             summed: tensors of each rank's own are used in no other way than that they are summed.
+            alone: those of one rank alone are used.
         """
         words: dict[str, None] = {}
         for form, rank in self._forms:
             ranks = [r for f, r in self._forms if f == form]
-            if form == SAME and not self.spread:
-                word = f"whole, on {ranks_text((rank,))}"
+            if alone:
+                word = "one rank's"
+            elif form == SAME and not self.spread:
+                word = f"one rank's, {ranks_text((rank,))}"
             elif form == SAME:
                 word = "replicated" if whole else "copies"
             elif form == BLOCKS and self.spread:
