@@ -163,8 +163,8 @@ DATA_PARALLEL = (
         "activations inside of a unit do not pass the hooks of a checkpoint around it",
         "memory",
         "linop.strategies.data.calls:Call._packed",
-        "tensor if outer is None else _Outer(outer[1], outer[0](tensor))",
-        "tensor",
+        "saved(tensor, _WHERE) if outer is None else _Outer(outer[1], outer[0](tensor))",
+        "saved(tensor, _WHERE)",
         GRAPHS,
     ),
     Fault(

@@ -221,9 +221,10 @@ def _decided(
     for whole_out in dict.fromkeys([*likely, *([True, False] if after.spread else [])]):
         pulled = E.H @ F.H @ D.H if whole_out else E.H @ F.H @ D.H @ R.H
         gradient = G @ R if whole_out else G
-        for whole_in in (False, True) if before.spread and not alone else (not alone,):
+        for whole_in in (False, True) if before.spread else (True,):
             ways = (gradient, E @ pulled) if whole_in else (E.H @ gradient, pulled)
-            spaces = f"{before.text(whole_in, summed, alone)} to {after.text(whole_out)}"
+            form = before.text(whole_in, summed, alone and not whole_in)
+            spaces = f"{form} to {after.text(whole_out)}"
             if ways[0].equals(ways[1]):
                 if whole_out in likely:
                     sure = sure or Pair(*about, spaces, True, operator=F, adjoint=G)
@@ -240,7 +241,8 @@ def _decided(
     if not before.told or not after.told:
         raise UndecidedError("the spaces of its argument or result are not known")
     # The nearest way has the fewest wrong entries.
-    spaces, found, wanted = min(wrong, key=lambda way: _gap(way[1], way[2]).nnz)
+    nearest = wrong[:1] if alone else wrong
+    spaces, found, wanted = min(nearest, key=lambda way: _gap(way[1], way[2]).nnz)
     what = _counterexample(found, wanted, used.pop() if alone else None)
     return Pair(*about, spaces, False, what, F, G, otherwise)
 

@@ -24,7 +24,8 @@ from linop.testing.parallel.recording.rank import STACKS, take_part
 from linop.testing.parallel.recording.records import Lifted, Moved
 
 allow(Lifted, Moved)
-allow(records.Tensor, records.Call, records.Collective, records.Parameter, records.Record)
+allow(records.Tensor, records.Call, records.Collective, records.Declared)
+allow(records.Parameter, records.Record)
 
 Records = tuple[list[records.Record], records.Record]
 """Of all ranks, and of the twin."""
