@@ -29,7 +29,7 @@ WRONG = {
     "ForgottenParameter": ({"out.bias"}, Kind.UNSUMMED, "module out", "all-reduce of its gradient"),
     "RootsDiffer": ({"fc1.weight"}, Kind.NONE, "comm.Bcast(net.fc1.weight.grad", ""),
     "HaloDoesNotAdd": ({"lift.weight", "lift.bias"}, Kind.OTHER, "Halo.apply", "adjoint of Halo"),
-    "SlicedGather": (INPUT, Kind.OTHER, "Gathered.apply", "the adjoint of Gathered"),
+    "SlicedGather": (INPUT, Kind.OTHER, "Gathered.apply", "in the backward pass of Gathered"),
     "SwappedParts": (INPUT, Kind.SHARD, "Turned.apply", "the adjoint of Turned"),
     "WrongCommunicator": (INPUT, Kind.OTHER, "Copy.apply", "all-reduce over ranks 0, 2"),
     "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "entry (0, 1) of it is 0.5, and 1"),

@@ -34,7 +34,7 @@ def keeps_promises(backend: Backend, case: Case, adjoints: bool = True) -> None:
     layers.scatter_state(bare, changed)
     operators: list[Any] = []
     applied = layer.applied
-    layer.__dict__["applied"] = lambda op: (operators.append(op), applied(op))[1]
+    layer.__dict__["applied"] = lambda op, of=None: (operators.append(op), applied(op, of))[1]
     x = block(cut(case.shape, case.partitions[0], case.seed), normal(case.shape, 3), backend)
     first = layer(x)
     assert torch.equal(first, bare(x))
