@@ -122,7 +122,7 @@ class Kernels(Layer):
     # Channels
 
     def _pieces(self, at: tuple[int, ...]) -> list[_Piece]:
-        """What a worker computes, by its coordinates in `P_W`."""
+        """The part that a worker computes, by its coordinates in `P_W`."""
         first, last = self._outputs[at[1]]
         if self.groups == 1:
             inputs = even(self.in_channels, self.P_W.shape[2])[at[2]]

@@ -57,8 +57,7 @@ def version(tensor: Tensor) -> int:
 
 
 def saved(tensor: Tensor, where: str) -> Any:
-    """What a hook keeps of a tensor; one of a class of its own as it is. `taken` gives the
-    tensor."""
+    """A tensor as a hook keeps it; one of a class of its own as it is. `taken` gives the tensor."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return tensor
     return Saved(tensor, where)

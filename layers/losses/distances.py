@@ -18,7 +18,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
 _SMALL = 1e-12
-"""What torch adds to squared lengths in a cosine."""
+"""The number that torch adds to squared lengths in a cosine."""
 
 
 class CosineEmbeddingLoss(Loss):

@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
 
 
 def recorded_fills(make: Callable[[], Any]) -> tuple[Any, Recorder] | None:
-    """What `make` returns, without memory, and the recorder of how it is filled; None if it is
+    """The result of `make`, without memory, and the recorder of how it is filled; None if it is
     filled in other ways than by torch's initialisers of layers."""
     recorder = Recorder()
     try:
@@ -130,7 +130,7 @@ def recorded_fills(make: Callable[[], Any]) -> tuple[Any, Recorder] | None:
 
 
 class Target(NamedTuple):
-    """What a worker needs of a parameter that is filled.
+    """The numbers that a worker needs of a parameter that is filled.
 
     Args:
         block: this worker's; None on workers without one.

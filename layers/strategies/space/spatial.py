@@ -72,7 +72,7 @@ def spatial(
 
 
 def _units(net: torch.nn.Module, axis: Axis) -> list[tuple[Any, int]]:
-    """What `fully_shard` has sharded over some of the workers that cut space, and how many."""
+    """Units of `fully_shard` over some of the workers that cut space, and how many of these."""
     every = [unit for one in net.modules() for unit in getattr(one, "_linop_units", ())]
     return [(u, n) for u in every if (n := len({*u.axis.workers} & {*axis.workers})) > 1]
 

@@ -170,5 +170,5 @@ _HERE = _Here()
 
 
 def sums() -> Sums | None:
-    """Those of the forward that this thread is in."""
+    """The sums of the forward that this thread is in."""
     return _HERE.sums

@@ -13,7 +13,7 @@ from linop.testing.parallel.ways import Context, Way
 
 
 def detail(relation: Relation, context: Context, moved: Sequence[Collective] = ()) -> str:
-    """What is said of a relation beside its kind.
+    """The words about a relation beside its kind.
 
     Args:
         moved: collectives that have to do with it, whose ranks a factor counts first.
