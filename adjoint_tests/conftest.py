@@ -7,6 +7,7 @@ suite's folder alone, never the root, whose folder ``linop/`` would hide an inst
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,12 @@ def _on_ranks(item: pytest.Item) -> bool:
 @cache
 def _names(file: Path, name: str) -> bool:
     return name in file.read_text()
+
+
+@pytest.fixture(autouse=True)
+def torch_default_dtype() -> Iterator[None]:
+    """Programs of other people set it where they are imported; the next test has its own."""
+    before = torch.get_default_dtype() if (torch := sys.modules.get("torch")) else None
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(before or torch.float32)

@@ -7,8 +7,8 @@ function without a rule is computed of whole tensors, by every worker, with a wa
 from __future__ import annotations
 
 import inspect
-import types
 import warnings
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     grid = next(x.grid for x in leaves(args, kwargs) if isinstance(x, CutTensor))
     name = name_of(func)
-    is_python = isinstance(func, types.FunctionType)
+    is_python = isinstance(func, FunctionType)
     rule = PYTHON.get(name) if is_python else RULES.get(name)
     if rule is None and is_python and func.__module__ == "torch._tensor":
         rule = RULES.get(name)  # methods, of which torch gives the one in C++ under the same name
@@ -67,17 +67,24 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise PartitionError(f"{place()}{name} {refusal}") from None
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+"""Since torch 2.14 it is of C, and has none; its context is looked for then."""
 
 
 def _in_a_function() -> bool:
     """True in the forward of a `torch.autograd.Function`."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _APPLY:
+        if frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)):
             return True
         frame = frame.f_back
     return False
+
+
+def _has_context(frame: FrameType) -> bool:
+    """True if the first argument of a call is the context of a `torch.autograd.Function`."""
+    name = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
+    return isinstance(frame.f_locals.get(name), torch.autograd.function.FunctionCtx)
 
 
 def name_of(func: Any) -> str:

@@ -132,13 +132,12 @@ class Recorder:
     @contextmanager
     def _applied(self) -> Iterator[None]:
         """Calls of `autograd.Function`s are recorded."""
-        before = Function.__dict__["apply"]
-        plain: Callable[..., Any] = before.__func__
+        before: Any = Function.__dict__["apply"]  # of C since torch 2.14
         recorder = self
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             with recorder.applying(cls.__name__, args, kwargs) as finish:
-                return finish(plain(cls, *args, **kwargs))
+                return finish(before.__get__(None, cls)(*args, **kwargs))
 
         Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
         try:
