@@ -32,7 +32,7 @@ WRONG = {
     "SlicedGather": (INPUT, Kind.OTHER, "Gathered.apply", "in the backward pass of Gathered"),
     "SwappedParts": (INPUT, Kind.SHARD, "Turned.apply", "the adjoint of Turned"),
     "WrongCommunicator": (INPUT, Kind.OTHER, "Copy.apply", "all-reduce over ranks 0, 2"),
-    "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "entry (0, 1) of it is 0.5, and 1"),
+    "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "is 0.5 times element 0 of the result"),
     "NumpyInManyWays": (INPUT, Kind.OTHER, "ManyWays.apply", "the adjoint of ManyWays"),
     "PickledSum": (BEFORE, Kind.FACTOR, "Pickled.apply", "is too many"),
     "SumOfGathered": (BEFORE, Kind.FACTOR, "TensorsGathered.apply", "is too many"),
