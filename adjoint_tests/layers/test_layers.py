@@ -143,7 +143,7 @@ def test_partitions_after_the_first_are_named() -> None:
 
 
 def test_workers_that_compute_by_default() -> None:
-    """Those of the input, in columns by its features."""
+    """Blocks of the input, in columns by its features."""
     find = linop.layers.linear.work_partition
     grid = Partition((2, 3))
     assert find("", grid, None) == grid

@@ -1,4 +1,4 @@
-"""What backward needs of a model that is cut in space: its memory, and what changes it."""
+"""The needs of backward of a model that is cut in space: its memory, and what changes it."""
 
 from __future__ import annotations
 

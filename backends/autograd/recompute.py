@@ -13,7 +13,7 @@ from linop.errors import BackendError
 
 
 class Runs(Protocol):
-    """What is called with tensors, as a `Bridge` is."""
+    """A callable of tensors, as a `Bridge` is."""
 
     @property
     def plan(self) -> object:

@@ -53,7 +53,7 @@ for k in range(100):
 
 @several
 def test_a_rank_that_does_not_come_is_told_and_what_follows_is_right(ranks: int) -> None:
-    """Where ranks have left out other numbers of sums, too."""
+    """Also if ranks have left out other numbers of sums."""
     text = """
 for round in range(3):
     for k in range(round + 1):

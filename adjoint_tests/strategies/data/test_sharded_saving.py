@@ -1,4 +1,4 @@
-"""What torch's graph keeps of a module under fully_shard, other than parameters."""
+"""The memory that torch's graph keeps of a module under fully_shard, other than parameters."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ ERRORS: dict[str, type[LinopError]] = {
     "another layer": BackendError,
     "a sum": BackendError,
 }
-"""What one worker does, to an error of all of this class."""
+"""Acts of one worker, to an error of all of this class."""
 
 
 def made(n: int) -> list[Any]:

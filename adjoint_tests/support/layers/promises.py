@@ -1,4 +1,4 @@
-"""What every layer beside torch's does, as an SPMD program. Needs torch.
+"""The promises of every layer beside torch's, as an SPMD program. Needs torch.
 
 Ranks import this module, and no test.
 """
