@@ -189,7 +189,7 @@ def test_solvers_use_real_inner_products(name: str) -> None:
         A = A.H @ A
     tight: dict[str, Any] = {"rtol": 1e-12, "maxiter": 60}
     if name in ("lsqr", "lsmr"):
-        tight = {"atol": 1e-14, "btol": 1e-14}
+        tight = {"atol": 1e-14, "btol": 1e-14, "maxiter": 60}
     elif name == "cgls":
         tight = {"tol": 1e-12}
     found = solve(A, A(truth), **tight)
