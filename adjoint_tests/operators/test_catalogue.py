@@ -114,7 +114,8 @@ EXPECTED = (
     "send_recv scatter gather broadcast sum_reduce all_reduce all_gather reduce_scatter all_to_all "
     "repartition halo_exchange shift ring_all_reduce block block_diag kron stencil "
     "dense_matrix sparse_matrix diagonal convolution fft restriction of_scipy of_pylops "
-    "distributed_fft spectral_convolution real_parts distributed_rfft time_loop"
+    "distributed_fft spectral_convolution spectral_convolution_of_real real_parts "
+    "distributed_rfft time_loop"
 ).split()
 
 

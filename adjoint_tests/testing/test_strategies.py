@@ -23,7 +23,8 @@ from linop.planning.lowering import lower, workers_of
 from linop.planning.plan import Send
 from linop.spaces.region import MEMORIES, as_subset
 from linop.testing import code, strategies
-from linop.testing.factories import operators
+from linop.testing.factories import describe, operators
+from linop.testing.factories.real_linear import real_linear
 from support.operators.catalogue import NAMES
 
 IN_PYTHON = [name for name in NAMES if name not in ("of_pylops", "of_scipy_without_dtype")]
@@ -52,6 +53,18 @@ def test_operators_print_as_code_and_pickle(name: str, data: st.DataObject) -> N
         assert isinstance(again, LinearOperator)
         same(again, one)
         same(pickle.loads(pickle.dumps(one)), one)
+
+
+@given(describe("real_parts", 4))
+def test_compositions_over_the_reals_print_as_code(described: dict[str, Any]) -> None:
+    """On complex spaces, as users compose them; not yet on rows of parts."""
+    op = real_linear(**described)
+    for one in (op, op.H, 2 * op, 1j * op, op + op, (op.H @ op) + 2 * (op.H @ op)):
+        again = made(code(one))
+        assert isinstance(again, LinearOperator)
+        assert (again.domain, again.codomain) == (one.domain, one.codomain)
+        same(again.over_reals(), one.over_reals())
+        same(pickle.loads(pickle.dumps(one)).over_reals(), one.over_reals())
 
 
 def test_code_of_an_operator_in_two_places() -> None:

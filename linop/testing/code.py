@@ -23,6 +23,7 @@ from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocat
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
+from linop.operators.real_linear import RealLinear
 from linop.operators.riesz import OfOperator
 from linop.provenance import Origin, objects_in
 from linop.spaces.decomposition import Bounds, Role
@@ -195,6 +196,8 @@ def _printed(op: LinearOperator) -> list[LinearOperator]:
         return [one for one in found if isinstance(one, LinearOperator)]
     if (other := _adjoint_of(op)) is not None:
         return [other]
+    if isinstance(op, RealLinear):
+        return [op.form]
     return [op.body] if isinstance(op, Named) else list(op._operands())
 
 
@@ -291,6 +294,11 @@ def _direct_sum(op: DirectSum) -> str:
 @_composed.register
 def _named(op: Named) -> str:
     return code(op.body)
+
+
+@_composed.register
+def _real_linear(op: RealLinear) -> str:
+    return f"linop.operators.real_linear.RealLinear({_list([op.form, op.domain, op.codomain])})"
 
 
 @_composed.register

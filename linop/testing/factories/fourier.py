@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 import linop
@@ -59,10 +60,25 @@ def _convolutions(draw: st.DrawFn, workers: int) -> Description:
 def spectral_convolution(source: Any, modes: Any, channels: Any, seed: Any) -> LinearOperator:
     X = tensor_of(source)
     if channels is None:
-        weights = whole_numbers(modes, X.dtype, seed)
+        weights = whole_numbers(modes, np.result_type(X.dtype, np.complex64), seed)
         return linop.fourier.spectral_convolution(X, weights)
     shape = channels, *X.global_shape[1:]
     bounds = {d: X.bounds[d] for d in range(1, X.ndim)}
     Y = linop.TensorSpace(shape, X.partition, X.dtype, X.axes, "y", bounds=bounds, memory=X.memory)
     weights = whole_numbers((X.global_shape[0], channels, *modes), X.dtype, seed)
     return linop.fourier.spectral_convolution(X, weights, channels=0, codomain=Y)
+
+
+@st.composite
+def _real_convolutions(draw: st.DrawFn, workers: int) -> Description:
+    """Of real tensors: the last dimension is transformed, its modes are those from 0."""
+    drawn = tensors(workers, dtypes=("float64", "float32"), ndim=draw(st.integers(1, 3)))
+    source = draw(drawn.filter(lambda of: of["shape"][-1]))  # the halved one is not empty
+    *others, last = source["shape"]
+    modes = (*(draw(st.integers(0, n)) for n in others), draw(st.integers(0, last // 2 + 1)))
+    return {"source": source, "modes": modes, "channels": None, "seed": draw(seeds)}
+
+
+@operator_factory(_real_convolutions, pure=False, exact=False)
+def spectral_convolution_of_real(**described: Any) -> LinearOperator:
+    return spectral_convolution(**described).over_reals()
