@@ -77,6 +77,11 @@ SQUARE: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], dict[str, A
 }
 
 
+def assert_as_many(found: int, wanted: int) -> None:
+    """Steps of two iterations: rounding costs either one a step in ten."""
+    assert abs(found - wanted) <= 2 + wanted // 10
+
+
 @pytest.mark.parametrize("name", SQUARE)
 @given(dtypes, sizes, seeds, st.booleans(), st.booleans())
 def test_square_systems_as_scipy(
@@ -103,7 +108,7 @@ def test_square_systems_as_scipy(
         return  # SciPy's is real
     scipy_solve(array, b, x0=x0 if guess else None, rtol=rtol, M=M, callback=counter, **options)
     if not (name == "gmres" and preconditioned):  # there SciPy's is measured in another norm
-        assert abs(found.nit - counter.calls) <= 2
+        assert_as_many(found.nit, counter.calls)
 
 
 @given(dtypes, sizes, seeds, st.booleans())
@@ -144,12 +149,12 @@ def test_least_squares_as_scipy(
     found = op.domain.flatten(x)
     size = np.linalg.norm(wanted) + np.linalg.norm(b) + (0 if x0 is None else np.linalg.norm(x0))
     assert np.linalg.norm(found - wanted) <= 100 * RTOL[dtype] * size
-    assert abs(numbers[1] - others[1]) <= 2
+    assert_as_many(numbers[1], others[1])
     if numbers[1] == others[1] and RTOL[dtype] < 1e-6 and numbers[0] == others[0]:
         count = 6 if name == "lsqr" else 5
         known = [k for k in range(2, count + 2) if k not in (_GRADIENT[name], _CONDITION[name])]
         for k in known:  # number 4 estimates ‖A‖ from vectors that are no longer orthogonal
-            rel = 1e-3 if k == 4 else 1e-5
+            rel = 3e-2 if k == 4 else 1e-5
             assert numbers[k] == pytest.approx(others[k], rel=rel, abs=1e-6 * size)
 
 

@@ -123,7 +123,8 @@ def test_moreau(case: tuple[str, TensorSpace, float, int]) -> None:
     name, X, step, seed = case
     f, v = MAKERS[name](X, None), X.scatter(numbers(X.global_shape, X.dtype, seed))
     both = f.prox(v, step) + step * f.conjugate().prox(v / step, 1 / step)
-    np.testing.assert_allclose(X.gather(both), X.gather(v), atol=1e-12)
+    slack = 1e-5 if name == "total_variation" else 1e-12  # it iterates, in other units
+    np.testing.assert_allclose(X.gather(both), X.gather(v), atol=slack)
     assert f.conjugate().conjugate() is f
 
 
