@@ -205,9 +205,9 @@ def report(
               for one in unlike_copies]  # fmt: skip
     if hidden := _hidden(findings):
         notes.append(
-            f"of {', '.join(hidden)} it cannot be judged what lies behind the first fault, between "
-            f"its place and these parameters, since the gradient that comes from there is wrong "
-            f"already; check again when that is mended"
+            f"what lies between the faults above and {', '.join(hidden)} cannot be judged, since "
+            f"the gradients that come from there are wrong already: check again when those faults "
+            f"are mended"
         )
     if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
         notes.append(
