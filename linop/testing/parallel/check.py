@@ -14,7 +14,7 @@ import numpy as np
 
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.testing.parallel import forward
-from linop.testing.parallel.diagnosis import diagnosed
+from linop.testing.parallel.diagnosis import OF_ITS, diagnosed
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
 from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
@@ -22,7 +22,7 @@ from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.recording.programs import Program, of_file
 from linop.testing.parallel.recording.records import Declared, Record
 from linop.testing.parallel.relations import Kind, Relation, Scale
-from linop.testing.parallel.ways import Context, base, program_groups
+from linop.testing.parallel.ways import Context, base, overall, program_groups
 from linop.testing.parallel.words import factor_text
 
 SECONDS = 120.0
@@ -187,7 +187,9 @@ def report(
     proven, broken, suspect = pairs(locations)
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
     by_rank = {one.rank: one for one in ranks}
-    context = Context(by_rank, twin, locations, names, broken, suspect, *base(right))
+    context = Context(
+        by_rank, twin, locations, names, broken, suspect, *base(right), overall(found)
+    )
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
@@ -201,6 +203,12 @@ def report(
         notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
     notes += [f"this DTensor is declared replicated, and its ranks hold other values: {one}"
               for one in unlike_copies]  # fmt: skip
+    if hidden := _hidden(findings):
+        notes.append(
+            f"what lies between the faults above and {', '.join(hidden)} cannot be judged, since "
+            f"the gradients that come from there are wrong already: check again when those faults "
+            f"are mended"
+        )
     if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
         notes.append(
             f"the gradients of {', '.join(zero)} are zero in this step, so faults in them do not "
@@ -236,6 +244,18 @@ def _replicated_by_name(ranks: Sequence[Record], scale: Scale) -> list[str]:
                 if not scale.near(one.value, first.value):
                     found[one.line] = None
     return list(found)
+
+
+def _hidden(findings: Sequence[Finding]) -> list[str]:
+    """Parameters whose gradients are wrong by a fault on the way to them, behind which another one
+    would not show: numbers do not say that there is only one."""
+    return [
+        name
+        for one in findings
+        for name in one.parameters
+        if one.kind in (Kind.OTHER, Kind.SHARD) and name not in one.unlike
+        if one.operator and OF_ITS not in one.operator and not one.origin
+    ]
 
 
 def _is_zero(one: Compared, least: float) -> bool:
@@ -315,7 +335,7 @@ def _of_buffer(context: Context, name: str) -> Finding:
 def _verdict(one: Compared, context: Context, findings: Sequence[Finding]) -> Verdict:
     for finding in findings:
         if one.name in finding.parameters:
-            return Verdict(finding.kind, finding.detail)
+            return finding.unlike.get(one.name, Verdict(finding.kind, finding.detail))
     relation: Relation = one.gradient
     if relation.kind is Kind.EQUAL:
         return Verdict(Kind.EQUAL)

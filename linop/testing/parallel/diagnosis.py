@@ -17,7 +17,13 @@ from linop.testing.parallel.after import (
     rest_is_missing,
     treated_as_others,
 )
-from linop.testing.parallel.findings import Finding, Place, groups_text, ranks_text
+from linop.testing.parallel.findings import (
+    Finding,
+    Place,
+    Verdict,
+    groups_text,
+    ranks_text,
+)
 from linop.testing.parallel.locations import Location
 from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.proofs import Pair
@@ -30,9 +36,11 @@ from linop.testing.parallel.words import (
     averaged,
     detail,
     ends_of_the_loss,
+    factor_text,
     lines_of,
     module_of,
     of_module,
+    parts_of_the_loss,
     place_of,
     titles,
     used_name,
@@ -48,9 +56,13 @@ def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for one in found:
         alike.setdefault((one.kind, one.detail, one.operator, one.explanation), []).append(one)
-    merged = [_merged(each) for each in alike.values()]
+    causes: dict[tuple[object, ...], list[Finding]] = {}
+    for one in map(_merged, alike.values()):
+        cause = one.operator, one.explanation, one.place.line
+        causes.setdefault(cause if one.operator else (one,), []).append(one)
+    merged = [_of_one_cause(each) for each in causes.values()]
     named = [one for one in merged if one.operator]
-    behind = {k: one for k, one in enumerate(named, 1) if _OF_ITS not in one.operator}
+    behind = {k: one for k, one in enumerate(named, 1) if OF_ITS not in one.operator}
     known = {one.name: one for one in wrong}
     return named + [
         _suspected(context, _following(context, one, behind), known)
@@ -59,7 +71,7 @@ def diagnosed(context: Context, wrong: Sequence[Compared]) -> list[Finding]:
     ]
 
 
-_OF_ITS = "of its gradient"
+OF_ITS = "of its gradient"
 """In operators of sums of gradients of parameters, through which no other gradient comes."""
 
 
@@ -114,6 +126,13 @@ def _merged(alike: Sequence[Finding]) -> Finding:
     also = dict.fromkeys(line for one in alike for line in one.place.also)
     others = (*list(places)[1:], *also)
     return replace(first, parameters=names, place=replace(first.place, also=others))
+
+
+def _of_one_cause(found: Sequence[Finding]) -> Finding:
+    """One finding for several of one cause, which are of different kinds."""
+    first, *others = sorted(found, key=lambda one: -len(one.parameters))
+    unlike = {n: Verdict(one.kind, one.detail) for one in others for n in one.parameters}
+    return replace(first, parameters=(*first.parameters, *unlike), unlike=unlike)
 
 
 def _popular(relations: Iterable[Relation]) -> Groups:
@@ -188,10 +207,12 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             f"over {groups}",
             (one.name,),
             place,
-            f"all-reduce {_OF_ITS} over {groups}{by}",
+            f"all-reduce {OF_ITS} over {groups}{by}",
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and "
             f"no sum over {groups} ran.{_DDP if averages else ''}",
         )
+    if kind is Kind.FACTOR and context.overall != 1:
+        return _of_the_loss(context, one, final)
     if kind is Kind.NONE:
         place = with_switches(context, place)
     elif kind is Kind.FACTOR:
@@ -199,6 +220,26 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
     changed = tuple(dict.fromkeys(p.line for p in one.held.values() if p.line))
     place = replace(place, also=(*place.also, *changed))
     return Finding(kind, detail(final, context), (one.name,), place, "", _plain_reason(kind))
+
+
+def _of_the_loss(context: Context, one: Compared, final: Relation) -> Finding:
+    """A factor that all gradients have, which is that of the loss of which they are."""
+    lines = list(dict.fromkeys(ends_of_the_loss(context)))
+    line, _, text = lines[0].partition(": ") if lines else ("", "", "")
+    n = parts_of_the_loss(context)
+    k = factor_text(final.factor)
+    why = (
+        f"All gradients are {k} times the twin's: so is the loss whose backward pass runs, or they "
+        f"are by what all of them go through, such as a mean over the ranks."
+    )
+    what = detail(final, context)
+    if n > 1:
+        why += f" The backward passes of {n} losses sum up their gradients"
+        what = k if abs(final.factor - n) < 1e-6 else what
+        why += f": each loss has to be divided by {n}." if what == k else "."
+        what += " = the number of losses" * (what == k)
+    place = Place("", line, text, tuple(lines[1:]))
+    return Finding(Kind.FACTOR, what, (one.name,), place, "", why, "the loss")
 
 
 def _plain_reason(kind: Kind) -> str:
@@ -255,17 +296,33 @@ def _turned(
             "the adjoint of what moves the tensor, in the backward pass",
             f"This tensor requires a gradient, and gets none: {by} is not differentiated.",
         )
+    if kind is Kind.OTHER and here is not None and (found := way.mixed(here, start)):
+        return _mixed(context, one, way, *found)
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
     why = "The gradients of what is computed here are the twin's, those of its arguments are not."
     if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
-        there, back = (", ".join(titles(each)) or "nothing" for each in moved_back)
+        there, back = (_each(one) or "nothing" for one in moved_back)
         operator = f"the {back} of the backward pass is too many"
         why = (
             f"Forward: {there}, from terms of a sum to one tensor that is replicated, since each "
             f"rank has its whole gradient. The adjoint is the identity; {back} ran."
         )
     return Finding(kind, detail(final, context, moved_back[1]), (one.name,), place, operator, why)
+
+
+def _mixed(context: Context, one: Compared, way: Way, call: Call, groups: Groups) -> Finding:
+    over = groups_text(groups, context.names)
+    return Finding(
+        Kind.OTHER,
+        "",
+        (one.name,),
+        place_of(call, None),
+        f"all-reduce over {over}, in the backward pass of what {used_name(call, way)} uses",
+        f"The input of {used_name(call, way)} is replicated, and {over} use it here for different "
+        f"parts of the model: its gradient from here is a term on each of them, and no sum ran "
+        f"before it is added to those of its other uses, which are whole.",
+    )
 
 
 _ADJOINTS = {"all_reduce": "all-reduce", "all_gather": "reduce-scatter", "broadcast": "sum-reduce"}
@@ -304,6 +361,10 @@ def _copied(context: Context, one: Compared, way: Way, start: Relation, call: Ca
     )
 
 
+def _each(moved: Sequence[Collective]) -> str:
+    return ", ".join(dict.fromkeys(titles(moved)))
+
+
 def _broken(
     context: Context, one: Compared, final: Relation, found: tuple[Call, Pair], way: Way
 ) -> Finding:
@@ -316,8 +377,10 @@ def _broken(
             kind = relation.kind
     operator = f"the adjoint of {call.name}"
     there, back = way.movements(call)
-    if back and final.kind is Kind.FACTOR and final.factor > 1:
-        operator = f"the {', '.join(titles(back))} of the backward pass is too many"
+    if pair.factor != 1:
+        operator = f"{operator}: its backward is {factor_text(pair.factor)} times that"
+    elif back and final.kind is Kind.FACTOR and final.factor > 1:
+        operator = f"the {_each(back)} of the backward pass is too many"
     elif (
         not back
         and pair.to_copies
@@ -325,11 +388,14 @@ def _broken(
     ):
         adjoint = f"{_ADJOINTS[moved.name]} over {ranks_text(moved.ranks)}"
         operator = f"{adjoint}, in the backward pass of {call.name}"
+    others = [other for other in way.pairs(context.broken) if other.line != pair.line]
+    more = dict.fromkeys(f" On its way too: {each.line} {each.name}. {each.sentence}"
+                         for each in others if each.proven is False)  # fmt: skip
     return Finding(
         kind,
         detail(final, context, back),
         (one.name,),
         Place(call.module, call.line, call.text),
         operator,
-        pair.sentence,
+        pair.sentence + "".join(more),
     )

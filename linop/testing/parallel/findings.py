@@ -44,6 +44,9 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.kind}{': ' if self.detail else ''}{self.detail}"
 
+    def as_dict(self) -> dict[str, str]:
+        return {"kind": str(self.kind), "detail": self.detail}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -53,6 +56,7 @@ class Finding:
         origin: the parameter or tensor at which forward passes part; empty if they do not.
         operator: the operator that is missing, or too many.
         explanation: a sentence or two.
+        unlike: the verdicts of parameters that it makes wrong in another way than the first.
     """
 
     kind: Kind
@@ -62,11 +66,13 @@ class Finding:
     operator: str
     explanation: str
     origin: str = ""
+    unlike: dict[str, Verdict] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         head = Verdict(self.kind, self.detail)
         named = ", ".join(self.parameters) or self.origin
-        lines = [named, f"    {head}", f"    where:    {self.place}"]
+        lines = [named, f"    {head}", *(f"    {n}: {one}" for n, one in self.unlike.items())]
+        lines += [f"    where:    {self.place}"]
         if self.origin:
             lines.append(f"    origin:   {self.origin}")
         if self.operator:
@@ -79,6 +85,7 @@ class Finding:
             "kind": str(self.kind),
             "parameters": list(self.parameters),
             "place": self.place.as_dict(),
+            "unlike": {name: one.as_dict() for name, one in self.unlike.items()},
         }
 
 
@@ -138,10 +145,7 @@ class ParallelReport:
         """The report as data for JSON."""
         return {
             **vars(self),
-            "parameters": {
-                name: {"kind": str(one.kind), "detail": one.detail}
-                for name, one in self.parameters.items()
-            },
+            "parameters": {name: one.as_dict() for name, one in self.parameters.items()},
             "findings": [one.as_dict() for one in self.findings],
             "buffers": list(self.buffers),
             "pairs": [one.as_dict() for one in self.pairs],

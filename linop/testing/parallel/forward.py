@@ -11,7 +11,7 @@ from linop.testing.parallel.findings import Finding, Place
 from linop.testing.parallel.locations import BLOCKS, TERMS, Location, made_by, uses
 from linop.testing.parallel.recording.records import FORWARD, Call
 from linop.testing.parallel.relations import Kind, Scale, partitions
-from linop.testing.parallel.ways import Context
+from linop.testing.parallel.ways import Context, Way
 from linop.testing.parallel.words import averaged, factor_text
 
 _NEAR = 12
@@ -255,7 +255,8 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
                      and c.phase == FORWARD and c.name not in ("detach", "clone")]  # fmt: skip
         if following:
             at = following[-1]
-            place = Place(at.module, at.line or used[-1].line, at.text or used[-1].text)
+            also = _beside_the_loss(context, rank, last, at)
+            place = Place(at.module, at.line or used[-1].line, at.text or used[-1].text, also)
         gradient = last.gradient
         if gradient is not None and gradient.kind is Kind.FACTOR:
             kind = Kind.FACTOR
@@ -281,6 +282,15 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
         )
     why = f"All tensors up to the loss are the twin's; the ranks' losses are put together {how}."
     return Finding(kind, detail, parameters, place, "", why, "the loss")
+
+
+def _beside_the_loss(context: Context, rank: int, last: Location, call: Call) -> tuple[str, ...]:
+    """Lines that compute what a call takes beside the loss, such as a number that scales it."""
+    made = made_by(context.ranks[rank])
+    behind = Way(context, rank, [last.numbers[rank]]).numbers
+    makers = [made[n] for n in call.inputs if n in made and n not in behind]
+    found = (f"{one.line}: {one.text}" for one in makers if one.line and one.line != call.line)
+    return tuple(dict.fromkeys(found))
 
 
 def _last_activation(context: Context) -> Location | None:

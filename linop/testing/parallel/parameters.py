@@ -10,7 +10,15 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording.records import Parameter, Record
-from linop.testing.parallel.relations import Groups, Index, Kind, Relation, Scale, related
+from linop.testing.parallel.relations import (
+    Groups,
+    Index,
+    Kind,
+    Relation,
+    Scale,
+    related,
+    related_to_a_block,
+)
 
 LOOSE = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
 
@@ -134,8 +142,24 @@ def _compared(
         sums = {rank: mine.gradients[-1] for rank, mine in held.items()}
         if all(sums[r].shape == expected[r].shape for r in sums):
             left = related(sums, expected, allowed.gradients, groups)
+    elif given_away := _given_away(one.name, ranks, held):
+        left = related_to_a_block(given_away, whole, allowed.gradients, groups)
     relation = related(given, expected, allowed.gradients, groups)
     return Compared(one.name, held, expected, relation, values, after, left)
+
+
+def _given_away(
+    name: str, ranks: Sequence[Record], held: dict[int, Parameter]
+) -> dict[int, np.ndarray]:
+    """What ranks contribute to the first collective of a gradient, which is theirs as the backward
+    pass left it; nothing if there is none on some rank. So those of DTensors are seen."""
+    found: dict[int, np.ndarray] = {}
+    for rank in held:
+        moved = next((c for c in ranks[rank].collectives if c.parameter == name), None)
+        if moved is None or moved.value is None or len(moved.sent) != 1:
+            return {}
+        found[rank] = moved.value.reshape(moved.sent[0])
+    return found
 
 
 def _near_where_trained(

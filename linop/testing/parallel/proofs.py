@@ -51,6 +51,7 @@ class Pair:
         otherwise: other spaces, between which it is the adjoint.
         unless: a sentence about other spaces that it may have, between which it is not.
         lost: True if no gradient came back through it.
+        factor: k, if the backward is k times the transposed forward, and so k times its adjoint.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Pair:
     otherwise: str = ""
     unless: str = ""
     lost: bool = False
+    factor: float = 1.0
 
     def __str__(self) -> str:
         verdict = {True: "adjoint, proven", False: "NOT the adjoint", None: "not decided"}
@@ -244,7 +246,16 @@ def _decided(
     nearest = wrong[:1] if alone else wrong
     spaces, found, wanted = min(nearest, key=lambda way: _gap(way[1], way[2]).nnz)
     what = _counterexample(found, wanted, used.pop() if alone else None)
-    return Pair(*about, spaces, False, what, F, G, otherwise)
+    k = _multiple(M, N)
+    k = k if k and found.equals(k * wanted) else 1.0
+    return Pair(*about, spaces, False, what, F, G, otherwise, factor=k)
+
+
+def _multiple(M: Matrix, N: Matrix) -> float:
+    """k such that N is k times M transposed; 0 if there is none."""
+    transposed, total = sp.csr_matrix(M).T, float(sp.csr_matrix(M).sum())
+    k = float(sp.csr_matrix(N).sum()) / total if total else 0.0
+    return k if abs(sp.csr_matrix(N) - k * transposed).max() == 0 else 0.0
 
 
 def _ranks(space: Space) -> np.ndarray:

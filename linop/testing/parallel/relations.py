@@ -159,6 +159,38 @@ def _sums(
     return tuple(sorted(found, key=lambda one: abs(one[1] - 1) > 1e-6))
 
 
+def related_to_a_block(
+    given: Mapping[int, np.ndarray], whole: np.ndarray, scale: Scale, groups: Sequence[Groups] = ()
+) -> Relation | None:
+    """The relation of values by rank to blocks of a tensor, of which it is not known which block
+    belongs to which rank; None if they are neither blocks nor terms of blocks, up to a factor."""
+    ranks = sorted(given)
+    if not np.abs(whole).max(initial=0.0) > scale.least or len({given[r].shape for r in ranks}) > 1:
+        return None
+    alone = tuple((r,) for r in ranks)
+    for partition in (alone, *partitions(ranks, groups)):
+        totals = (sum(given[r] for r in group) for group in partition)
+        factors = [_factor_of_a_block(np.asarray(one), whole, scale) for one in totals]
+        found = [k for k in factors if k is not None]
+        if len(found) < len(partition) or max(found) - min(found) > 1e-6 * max(map(abs, found)):
+            continue
+        k = found[0]
+        if partition is not alone:
+            return Relation(Kind.UNSUMMED, k, options=((partition, k),))
+        return Relation(Kind.EQUAL if abs(k - 1) < 1e-6 else Kind.FACTOR, k)
+    return None
+
+
+def _factor_of_a_block(given: np.ndarray, whole: np.ndarray, scale: Scale) -> float | None:
+    """k such that values are k times a block of a tensor that is not zero."""
+    for block in blocks(given.shape, whole.shape):
+        if np.abs(whole[block]).max(initial=0.0) > scale.least:
+            k = _factor(given, whole[block], scale)
+            if k is not None and abs(k) > 1e-9:
+                return k
+    return None
+
+
 def partitions(ranks: Sequence[int], first: Sequence[Groups] = ()) -> Iterator[Groups]:
     """Partitions of ranks into groups of one size, as the axes of meshes have them."""
     done = set()

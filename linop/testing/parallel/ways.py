@@ -3,7 +3,7 @@ the loss on one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ class Context:
         broken: calls of `autograd.Function`s, by rank and number, whose backward is not the adjoint
             of their forward.
         suspect: those whose backward is not, between spaces that they may have.
+        overall: the factor of all gradients, if they have one and the same.
     """
 
     ranks: dict[int, Record]
@@ -36,11 +37,12 @@ class Context:
     suspect: Pairs
     base: float = 1.0
     references: tuple[Relation, ...] = ()
+    overall: float = 1.0
 
 
 def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, str]]:
     """Partitions of all ranks that the program's collectives have, the most frequent first, and
-    the names of those that are axes of a mesh."""
+    the names of those, and of others, that are axes of a mesh."""
     count: dict[tuple[int, ...], int] = {}
     titles: dict[tuple[int, ...], str] = {}
     ranks = list(ranks)
@@ -60,7 +62,12 @@ def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, 
                 left -= set(other)
         if not left and tuple(sorted(chosen)) not in found:
             found.append(tuple(sorted(chosen)))
-    names = {}
+    named: dict[str, set[tuple[int, ...]]] = {}
+    for record in ranks:
+        for group, name in record.axes.items():
+            named.setdefault(name, set()).add(tuple(sorted(group)))
+    names = {tuple(sorted(partition)): name for name, partition in named.items()
+             if sorted(r for group in partition for r in group) == everyone}  # fmt: skip
     for partition in found:
         called = {titles.get(group, "") for group in partition} - {""}
         if len(called) == 1:
@@ -74,6 +81,15 @@ def base(right: Iterable[Compared]) -> tuple[float, tuple[Relation, ...]]:
     found = [one.left for one in right if one.left is not None]
     factors = [k for one in found if (k := scaled(one))]
     return (max(set(factors), key=factors.count) if factors else 1.0), tuple(found)
+
+
+def overall(found: Sequence[Compared]) -> float:
+    """The factor of all gradients, of several that are not zero; 1 if they have not one."""
+    whole = [one.gradient for one in found if any(part.any() for part in one.expected.values())]
+    if len(whole) < 2 or any(one.kind is not Kind.FACTOR or one.factors for one in whole):
+        return 1.0
+    k = whole[0].factor
+    return k if all(abs(one.factor - k) < 1e-6 * abs(k) for one in whole) else 1.0
 
 
 def scaled(relation: Relation) -> float | None:
@@ -221,6 +237,13 @@ class Way:
                 return call, pair
         return None
 
+    def pairs(self, among: Pairs) -> list[Pair]:
+        """Pairs on the way, of calls through which a gradient of the first tensors comes."""
+        numbers = set(self.numbers)
+        found = [(self.rank, call.number) for call in self.record.calls
+                 if numbers.intersection(call.inputs)]  # fmt: skip
+        return [among[each] for each in found if each in among]
+
     def copying(self, start: Relation) -> Call | None:
         """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
         for call in self.calls_of(start):
@@ -228,6 +251,37 @@ class Way:
             if call.custom and not back and {c.name for c in there} & {"broadcast", "all_gather"}:
                 return call
         return None
+
+    def mixed(self, here: Location, start: Relation) -> tuple[Call, Groups] | None:
+        """Of a tensor that ranks have copies of, a call that makes another part of each rank's, by
+        which its gradient is a term on each, beside a call by which it is whole; and the ranks."""
+        copies: dict[bytes, list[int]] = {}
+        for rank, at in here.selections.items():
+            copies.setdefault(at.tobytes(), []).append(rank)
+        groups = tuple(sorted(tuple(sorted(each)) for each in copies.values()))
+        if any(len(group) < 2 for group in groups):
+            return None
+        parts: list[Call] = []
+        whole = False
+        for call in self.used.get(here.numbers[self.rank], ()):
+            summed = bool(self.movements(call)[1])
+            whole |= summed
+            for one in () if summed else self._right_after(call, start):
+                unlike = [len({one.selections[r].tobytes() for r in g if r in one.selections})
+                          for g in groups]  # fmt: skip
+                whole |= all(n == 1 for n in unlike)
+                if all(n == len(g) for n, g in zip(unlike, groups, strict=True)):
+                    parts.append(call)
+        return (parts[0], groups) if parts and whole else None
+
+    def _right_after(self, call: Call, start: Relation) -> Iterator[Location]:
+        """Results of a call of which the twin has what they are a part of, with right gradients."""
+        for number in call.outputs:
+            at = self.context.locations.at.get((self.rank, number))
+            if at is None or at.gradient is None or self._as_wrong(at, start):
+                continue
+            if at.gradient.kind in (Kind.EQUAL, Kind.FACTOR):
+                yield at
 
     def undifferentiated(self) -> Collective | None:
         """A collective outside of every function with a backward of its own that moves a tensor on

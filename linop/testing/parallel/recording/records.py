@@ -212,6 +212,8 @@ class Record:
         unsynchronized: lines of the program that keep data parallelism from summing gradients.
         lifted: of `autograd.Function`s with collectives, `Lifted`.
         declared: DTensors that the program declares to be replicated.
+        axes: of the meshes of parameters that are DTensors, the ranks along each axis through this
+            rank, and its name.
     """
 
     rank: int
@@ -225,3 +227,4 @@ class Record:
     lifted: list[Lifted] = field(default_factory=list)
     unsynchronized: list[str] = field(default_factory=list)
     declared: list[Declared] = field(default_factory=list)
+    axes: dict[tuple[int, ...], str] = field(default_factory=dict)

@@ -223,7 +223,19 @@ def _step(
         recorder.lifted,
         recorder.unsynchronized,
         recorder.declared,
+        _axes(net),
     )
+
+
+def _axes(net: torch.nn.Module) -> dict[tuple[int, ...], str]:
+    """Groups of ranks that include this one, and the axes of meshes that they are."""
+    found = {}
+    for mesh in dict.fromkeys(getattr(one, "device_mesh", None) for one in net.parameters()):
+        if mesh is None or mesh.get_coordinate() is None:
+            continue
+        for name in mesh.mesh_dim_names or ():
+            found[tuple(dist.get_process_group_ranks(mesh.get_group(name)))] = name
+    return found
 
 
 def plain_names(net: torch.nn.Module, known: set[str]) -> Callable[[str], str]:
