@@ -12,7 +12,7 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
 from linop.layers.moments import log_sum_exp, wide
-from linop.layers.norm import Norm
+from linop.layers.norms.norm import Norm
 from linop.normal_form.matching import Segment
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, Axis

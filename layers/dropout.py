@@ -163,15 +163,12 @@ class _Channels(Dropout):
 
 
 class Dropout1d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 3
 
 
 class Dropout2d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 4
 
 
 class Dropout3d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 5

@@ -137,7 +137,11 @@ class Layer(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in cls.__dict__ and cls.__module__.startswith(__package__):
+        if not cls.__module__.startswith(__package__):
+            return
+        if cls.__doc__ is None:  # Conv2d says what Conv1d says
+            cls.__doc__ = cls.__base__.__doc__
+        if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(

@@ -195,24 +195,18 @@ class Reduction(Layer):
 
 
 class Sum(Reduction):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total = summed_over(self, X, dims, REPLICATED)
         return lambda x: total(x.sum(dims, keepdim=True))
 
 
 class Mean(Sum):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total, count = super().reduced(X, dims), prod(X.global_shape[d] for d in dims)
         return lambda x: total(x) / count
 
 
 class Prod(Reduction):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         gather = gathered_over(self, X, dims, REPLICATED)
 

@@ -58,7 +58,7 @@ LAYERS = (
         "rows of the first group",
         "output channels of all groups of a block are computed of the first one's input channels",
         "address",
-        "linop.layers.kernels:Kernels._pieces",
+        "linop.layers.convolutions.kernels:Kernels._pieces",
         "group - first // each",
         "0 * group",
         ("test_layers_sliding.py::test_blocks_that_cut_groups",),

@@ -1,6 +1,6 @@
 """The paper's general algorithm of distributed convolution (section 4), which includes splitting
 over space alone and over channels alone; also of transposed ones, and of those with groups.
-`linop.layers.conv` has the layers."""
+`linop.layers.convolutions.conv` has the layers."""
 
 from __future__ import annotations
 

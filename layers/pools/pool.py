@@ -215,45 +215,36 @@ class _LPPool(_AvgPool):
 
 
 class MaxPool1d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 1
 
 
 class MaxPool2d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 2
 
 
 class MaxPool3d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 3
 
 
 class AvgPool1d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 1
 
 
 class AvgPool2d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 2
 
 
 class AvgPool3d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 3
 
 
 class LPPool1d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 1
 
 
 class LPPool2d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 2
 
 
 class LPPool3d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 3

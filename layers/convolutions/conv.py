@@ -1,4 +1,4 @@
-"""Distributed convolutions, and transposed ones. What they share is in `linop.layers.kernels`."""
+"""Distributed convolutions, and transposed ones, as torch.nn has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linop.errors import ArgumentError
-from linop.layers.kernels import Kernels
+from linop.layers.convolutions.kernels import Kernels
 from linop.layers.layer import Function
 from linop.layers.sliding import TransposedWindow, Window, cropped, numbers
 from linop.operators.padding import PaddingMode
@@ -193,30 +193,24 @@ class _ConvTranspose(Kernels):
 
 
 class Conv1d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 1
 
 
 class Conv2d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 2
 
 
 class Conv3d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 3
 
 
 class ConvTranspose1d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 2
 
 
 class ConvTranspose3d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 3
