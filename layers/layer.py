@@ -133,6 +133,8 @@ class Layer(torch.nn.Module):
     """Partitions that once came after the input's in calls of the constructor, which then warns."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Parameters and buffers that are not drawn, and what they begin with, by name."""
+    _call_options: tuple[int, ...] = ()
+    """Numbers that a call got beside tensors; the same on all workers."""
     _wanted: tuple[bool, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -332,7 +334,8 @@ class Layer(torch.nn.Module):
         own = tuple(
             [(n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None]
         )
-        given = call_metadata(tensors, self.training, own, self.invalid_values(tensors))
+        wrong = self.invalid_values(tensors)
+        given = call_metadata(tensors, self.training, own, wrong, self._call_options)
         agreement, settled, last = self._agreement, self._settled, self._settled.last
         call = last if last is not None and last.given == given else settled.get(given)
         if agreement.shapes_are_fixed and call is not None:
@@ -375,7 +378,7 @@ class Layer(torch.nn.Module):
         spaces = {_input(k): X for k, X in enumerate(inputs)}
         compare_values(self._name, spaces | {_own(n): X for n, X in self.spaces.items()}, values)
         wanted = tuple(any(given.wants(k) for given in everybodys) for k in range(len(inputs)))
-        key = (*(X.made_from for X in inputs), *self.dtypes.items())
+        key = (*(X.made_from for X in inputs), *self.dtypes.items(), self._call_options)
         known = self._bound.get(key)
         if known is None:
             known = self._bound.keep(key, self._with_batch(self.bind(*inputs), inputs[0]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linop.errors import ArgumentError, PartitionError, ShapeError
-from linop.operators.halo import halo_geometry, per_dim
+from linop.operators.halo import per_dim
 from linop.spaces.decomposition import Bounds, even
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -20,23 +20,22 @@ from linop.spaces.tensor import TensorSpace
 Pads = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Window:
-    """A kernel over the last dimensions of a tensor.
+class Sliding:
+    """Base class of kernels that slide over the last dimensions of a tensor; the output is cut into
+    balanced blocks."""
 
-    Args:
-        size, stride, dilation: one number for each of these dimensions.
-        pads: (left, right) of each.
-    """
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Extents of the output for a tensor of a shape, both in the kernel's dimensions; below 1
+        where there is none."""
+        raise NotImplementedError
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    pads: Pads
-    dilation: tuple[int, ...]
+    def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
+        """Range of a tensor of extent n along d, with its padding, that the outputs first:last
+        need; an empty one for no outputs."""
+        raise NotImplementedError
 
-    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
-        """Index ranges of the padded tensor that the blocks of the balanced output need: for each
-        dimension, (start, stop) by grid coordinate.
+    def blocks(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Blocks of the output: for each dimension, (start, stop) by grid coordinate.
 
         Args:
             shape: of the tensor in these dimensions, without padding.
@@ -45,31 +44,60 @@ class Window:
         Raises:
             ShapeError: the output would be empty.
         """
-        padded = [n + a + b for n, (a, b) in zip(shape, self.pads, strict=True)]
-        geometry = halo_geometry(padded, grid, self.size, self.stride, 0, self.dilation)
-        needed = []
-        for d in range(grid.ndim):
-            line = [
-                grid.worker([k * (d == e) for e in range(grid.ndim)]) for k in range(grid.shape[d])
-            ]
-            dims = [geometry[worker][d] for worker in line]
-            needed.append(tuple((h.start, h.stop) for h in dims))
-        return needed
+        outputs = self.output(shape)
+        if min(outputs) < 1:
+            raise ShapeError(f"{self!r} on a tensor of shape {tuple(shape)}: there is no output")
+        return [even(m, parts) for m, parts in zip(outputs, grid.shape, strict=True)]
 
-    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Extents of the output for a tensor of a shape, both in the window's dimensions."""
-        rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
-        return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Index ranges of the tensor, with its padding, that `blocks` need; arguments and errors
+        are theirs."""
+        each = enumerate(zip(shape, self.blocks(shape, grid), strict=True))
+        return [tuple(self.inputs(d, n, *cut) for cut in cuts) for d, (n, cuts) in each]
 
 
 @dataclass(frozen=True)
-class TransposedWindow:
-    """A kernel of a transposed convolution over the last dimensions of a tensor: output o gets
-    input i by the kernel's element j, where o = i·stride − padding + j·dilation.
+class Window(Sliding):
+    """A kernel of a convolution or a pool.
 
     Args:
-        size, stride, padding, output_padding, dilation: one number for each of these dimensions, as
-            in torch.nn.
+        size, stride, dilation: one number for each of the last dimensions.
+        pads: (left, right) of each.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: Pads
+    dilation: tuple[int, ...]
+
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
+        return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+
+    def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
+        if first == last:
+            return 0, 0
+        reach = self.dilation[d] * (self.size[d] - 1)
+        return first * self.stride[d], (last - 1) * self.stride[d] + reach + 1
+
+    def inside(self, d: int, n: int, first: int, last: int) -> Pads:
+        """The range without padding, and the (left, right) padding that belongs to it."""
+        start, stop = (k - self.pads[d][0] for k in self.inputs(d, n, first, last))
+        if start == stop:
+            return (0, 0), (0, 0)
+        low = min(max(start, 0), n)
+        high = max(min(stop, n), low)
+        return (low, high), (low - start, stop - high)
+
+
+@dataclass(frozen=True)
+class TransposedWindow(Sliding):
+    """A kernel of a transposed convolution: output o gets input i by the kernel's element j, where
+    o = i·stride − padding + j·dilation.
+
+    Args:
+        size, stride, padding, output_padding, dilation: one number for each of the last dimensions,
+            as in torch.nn.
     """
 
     size: tuple[int, ...]
@@ -83,21 +111,17 @@ class TransposedWindow:
         return self.dilation[d] * (self.size[d] - 1)
 
     def output(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Extents of the output for a tensor of a shape, both in the window's dimensions; below 1
-        where there is none."""
         return tuple(
-            (n - 1) * self.stride[d] - 2 * self.padding[d] + self.reach(d) + more + 1
+            (n - 1) * self.stride[d] - 2 * self.padding[d] + self.reach(d) + more + 1 if n else 0
             for d, (n, more) in enumerate(zip(shape, self.output_padding, strict=True))
         )
 
     def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
-        """Range of n inputs that the outputs first:last along d need; one input at least, and none
-        for no outputs."""
         if first == last:
             return 0, 0
         low = max((first + self.padding[d] - self.reach(d)) // self.stride[d], 0)
         high = min((last - 1 + self.padding[d]) // self.stride[d], n - 1)
-        return min(low, high), high + 1
+        return min(low, high), high + 1  # one input at least
 
     def crop(self, d: int, begin: int, n: int, first: int, last: int) -> tuple[int, slice]:
         """The output padding with which inputs begin:begin + n, transposed without padding, cover
@@ -106,28 +130,6 @@ class TransposedWindow:
         end = at + (n - 1) * self.stride[d] + self.reach(d) + 1
         return max(0, last - end), slice(first - at, last - at)
 
-    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
-        """Index ranges of the tensor that the blocks of the balanced output need: for each
-        dimension, (start, stop) by grid coordinate.
-
-        Args:
-            shape: of the tensor in these dimensions.
-            grid: the workers in these dimensions.
-
-        Raises:
-            ShapeError: the output would be empty.
-        """
-        outputs = self.output(shape)
-        if min(shape) < 1 or min(outputs) < 1:
-            raise ShapeError(
-                f"transposed kernel of size {self.size} on a tensor of shape {tuple(shape)} with "
-                f"padding {self.padding}: no output"
-            )
-        return [
-            tuple(self.inputs(d, n, *cut) for cut in even(m, parts))
-            for d, (n, m, parts) in enumerate(zip(shape, outputs, grid.shape, strict=True))
-        ]
-
 
 def cropped(x: Tensor, where: Sequence[slice]) -> Tensor:
     """Ranges of the last dimensions; the tensor itself, where they are all of it."""
@@ -135,6 +137,24 @@ def cropped(x: Tensor, where: Sequence[slice]) -> Tensor:
         length = part.stop - part.start
         x = x if length == x.shape[d] else x.narrow(d, part.start, length)
     return x
+
+
+def conv_padding(name: str, padding: Any, size: Sequence[int], dilation: Sequence[int]) -> Pads:
+    """(left, right) padding of a convolution for each dimension, as torch has it.
+
+    Args:
+        name: of layer or function, for errors.
+        padding: numbers, "valid" or "same".
+        size, dilation: one number for each dimension.
+
+    Raises:
+        ShapeError, ArgumentError: as of `numbers`.
+    """
+    if padding == "same":
+        reach = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        return tuple((r // 2, r - r // 2) for r in reach)
+    given = numbers(name, "padding", 0 if padding == "valid" else padding, len(size), 0)
+    return tuple((p, p) for p in given)
 
 
 def pool_padding(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> tuple[int, int]:

@@ -4,6 +4,7 @@ error on every worker."""
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,6 +122,8 @@ def test_a_pool_of_an_image_moves_a_number_for_each_channel() -> None:
 
 P2 = Partition((1, 2))
 P3 = Partition((1, 1, 2))
+_UP = partial(layers.ConvTranspose1d, P3, 1, 1, 2, 2)
+
 MISTAKES: list[tuple[Any, Any, str]] = [
     (lambda: layers.Flatten(P3, 2, 1), (1, 2, 2), "the first not after the last"),
     (lambda: layers.Flatten(P3, 0, -2), (1, 2, 2, 2), "a grid of as many axes"),
@@ -154,6 +157,8 @@ MISTAKES: list[tuple[Any, Any, str]] = [
     (lambda: layers.ConvTranspose1d(P3, 1, 1, 2, output_padding=1), None, "output_padding (1,)"),
     (lambda: layers.ConvTranspose1d(P3, 1, 1, 2, padding=3), (1, 1, 1), "no output"),
     (lambda: layers.ConvTranspose1d(P3, 2, 1, 2), (1, 1, 1), "(batch, 2, …)"),
+    (lambda: partial(_UP(), output_size=(6,)), (1, 1, 1), "from (4,) to (5,) expected"),
+    (lambda: partial(_UP(), output_size=(1, 4)), (1, 1, 1), "from (4,) to (5,) expected"),
 ]
 
 

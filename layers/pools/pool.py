@@ -67,21 +67,18 @@ class _Pool(Layer):
         extents = X.global_shape[2:]
         window = self.window(extents)
         bounds, pads = dict(enumerate(X.bounds)), []
+        outputs = window.blocks(extents, self.grid)
         at = X.partition.coordinates(self.worker)[2:] if self.worker in X.partition else ()
-        for d, cuts in enumerate(window.needed(extents, self.grid)):
-            left, n = window.pads[d][0], extents[d]
-            inside = [(min(max(a - left, 0), n), max(min(b - left, n), 0)) for a, b in cuts]
-            bounds[d + 2] = tuple((min(a, b), b) for a, b in inside)
-            if at:
-                (a, b), (first, last) = cuts[at[d]], bounds[d + 2][at[d]]
-                pads.append((first + left - a, b - (last + left)) if a < b else (0, 0))
+        for d, (n, cuts) in enumerate(zip(extents, outputs, strict=True)):
+            each = [window.inside(d, n, *cut) for cut in cuts]
+            bounds[d + 2] = tuple(inside for inside, _ in each)
+            pads += [each[at[d]][1]] if at else []
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
         arrive = self.moved(collective, "H", "", X, needed)
         if not at:
             return arrive
-        outputs = TensorSpace((*X.global_shape[:2], *window.output(extents)), X.partition)
-        mine = (*needed.local_shape(self.worker)[:2], *outputs.local_shape(self.worker)[2:])
-        where = tuple((s.start, s.stop) for s in outputs.slices(self.worker)[2:])
+        where = tuple(cuts[k] for cuts, k in zip(outputs, at, strict=True))
+        mine = (*needed.local_shape(self.worker)[:2], *(b - a for a, b in where))
         pool = self.pooling(window, where, extents)
         # torch wants the last dimension first.
         flat = [width for pair in reversed(pads) for width in pair]
