@@ -46,6 +46,16 @@ def test_softmax_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
+def test_logarithms_of_large_elements_lose_no_digits() -> None:
+    whole = 1e4 + torch.arange(6.0).reshape(2, 3).repeat(1, 2)
+
+    def main(backend: Backend) -> Any:
+        mine = slice(3 * backend.worker, 3 * backend.worker + 3)
+        return layers.LogSoftmax(Partition((1, 2)), 1)(whole[:, mine])
+
+    assert (torch.cat(launch(main, 2), 1) - whole.log_softmax(1)).abs().max() < 1e-6
+
+
 @given(activations(8))
 def test_activations_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)

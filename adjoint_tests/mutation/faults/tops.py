@@ -85,7 +85,7 @@ LAYERS = (
         "sums beside their own maxima",
         "sums of exponentials of blocks are added without regard to what was subtracted from each",
         "local",
-        "linop.layers.moments:log_sum_exp",
+        "linop.layers.moments:log_softmax",
         "sums * (tops - top).exp()",
         "sums",
         ("test_layers_shapes.py::test_softmax_on_threads",),
