@@ -42,11 +42,6 @@ class Softmax(Layer):
         super().__init__([P_x], P_x)
         self.dim, self.x_axes = dim, x_axes
 
-    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        if self.x_axes is None:
-            return super().axes(number, ndim)
-        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
-
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         dim = self.dim

@@ -131,6 +131,9 @@ class Layer(torch.nn.Module):
     """True if inputs have the dtype of the parameters."""
     partitions_once: tuple[str, ...] = ()
     """Partitions that once came after the input's in calls of the constructor, which then warns."""
+    x_axes: Sequence[Axis] | None = None
+    """Roles of the grid axes of inputs, where a layer is told them; negative dimensions count from
+    the last one."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Parameters and buffers that are not drawn, and what they begin with, by name."""
     _call_options: tuple[int, ...] = ()
@@ -193,6 +196,8 @@ class Layer(torch.nn.Module):
         Raises:
             LinopError: the input cannot have so many dimensions; on every worker.
         """
+        if self.x_axes is not None:
+            return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
         grid = self.inputs[number]
         if grid.ndim > ndim:
             raise PartitionError(

@@ -119,7 +119,8 @@ def log_softmax(layer: Layer, X: TensorSpace, d: int) -> Function:
         tops = tops.detach()
         top = tops.amax(d, True)
         # The largest first: elements that are far from 0 lose no digits.
-        return x - top - (sums * (tops - top).exp()).sum(d, True).log()
+        result: Tensor = x - top - (sums * (tops - top).exp()).sum(d, True).log()
+        return result
 
     return normalised
 

@@ -137,11 +137,6 @@ class Reduction(Layer):
 
     # Binding
 
-    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        if self.x_axes is None:
-            return super().axes(number, ndim)
-        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
-
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
         return self._output_axes  # set before the first output is there
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -157,38 +158,63 @@ def conv_padding(name: str, padding: Any, size: Sequence[int], dilation: Sequenc
     return tuple((p, p) for p in given)
 
 
-def pool_padding(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> tuple[int, int]:
-    """(left, right) padding of a pool along a dimension of extent n. With `ceil_mode` the right one
-    is enlarged, for a last kernel that begins in the tensor or in the left padding.
+def pool_window(
+    extents: Sequence[int],
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Sequence[int],
+    dilation: tuple[int, ...],
+    ceil_mode: bool,
+) -> Window:
+    """The window of a pool over a tensor of some extents. With `ceil_mode` its right padding is
+    enlarged, for a last kernel that begins in the tensor or in the left padding.
 
     Args:
-        k, s, p, d: kernel size, stride, padding and dilation.
+        size, stride, padding, dilation: one number for each dimension of space.
     """
-    reach = d * (k - 1) + 1
-    outputs = -(-(n + 2 * p - reach) // s) + 1
-    if (outputs - 1) * s >= n + p:
-        outputs -= 1
-    more = (outputs - 1) * s + reach - (n + 2 * p)
-    return p, p + max(0, more) if ceil_mode else p
+    pads = []
+    for n, k, s, p, d in zip(extents, size, stride, padding, dilation, strict=True):
+        reach = d * (k - 1) + 1
+        outputs = -(-(n + 2 * p - reach) // s) + 1
+        if (outputs - 1) * s >= n + p:
+            outputs -= 1
+        more = (outputs - 1) * s + reach - (n + 2 * p)
+        pads.append((p, p + max(0, more) if ceil_mode else p))
+    return Window(size, stride, tuple(pads), dilation)
 
 
-def averaged(where: tuple[int, int], n: int, k: int, s: int, p: int, include_pad: bool) -> Tensor:
-    """Number of elements that each of some outputs of an average pool is of, by torch's rule:
-    padding counts, with `include_pad`; elements beyond it, which `ceil_mode` adds, do not.
+def average(
+    pool: Callable[..., Tensor],
+    window: Window,
+    where: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    include_pad: bool,
+    divisor: int | None,
+) -> Callable[[Tensor], Tensor]:
+    """Function of a padded block: torch's average pool without padding, corrected for the number of
+    elements that torch divides by. Padding counts, with `include_pad`; elements beyond it, which
+    `ceil_mode` adds, do not.
 
     Args:
-        where: (start, stop) of the outputs along a dimension.
-        n: extent of the tensor in that dimension, without padding.
-        k, s, p: kernel size, stride and padding.
-
-    Returns:
-        int64, one for each output.
+        pool: torch's function.
+        where: (start, stop) of the block's outputs, in each dimension of space.
+        extents: of the global tensor in space, without padding.
+        divisor: of all sums, instead of that number.
     """
-    first = torch.arange(*where) * s - p
-    last = (first + k).clamp(max=n + p)
-    if not include_pad:
-        first, last = first.clamp(min=0), last.clamp(max=n)
-    return last - first
+    size = prod(window.size)
+    counts = torch.ones((), dtype=torch.float64)
+    for d, (n, (first, last)) in enumerate(zip(extents, where, strict=True)):
+        pad = window.pads[d][0]
+        start = torch.arange(first, last) * window.stride[d] - pad
+        stop = (start + window.size[d]).clamp(max=n + pad)
+        if not include_pad:
+            start, stop = start.clamp(min=0), stop.clamp(max=n)
+        counts = counts[..., None] * (stop - start)
+    if divisor is not None:
+        counts = torch.tensor(divisor, dtype=torch.float64)
+    if bool((counts == size).all()):
+        return lambda x: pool(x, window.size, window.stride)
+    return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x)
 
 
 def adaptive_range(n: int, m: int, first: int, last: int) -> tuple[int, int]:

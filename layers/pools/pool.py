@@ -13,10 +13,10 @@ from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.sliding import (
     Pads,
     Window,
-    averaged,
+    average,
     check_dimensions,
     numbers,
-    pool_padding,
+    pool_window,
     spatial,
 )
 from linop.operators.named_movement import collective
@@ -54,18 +54,12 @@ class _Pool(Layer):
                 f"most half of it, as in torch"
             )
 
-    def window(self, shape: tuple[int, ...]) -> Window:
-        """The window over a tensor of a shape in space. With `ceil_mode` its right padding is
-        enlarged, for a last kernel that begins in the tensor or in the left padding."""
-        rows = zip(shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        pads = tuple(pool_padding(*row, self.ceil_mode) for row in rows)
-        return Window(self.kernel_size, self.stride, pads, self.dilation)
-
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         check_dimensions(self._name, X, self.ndim)
         extents = X.global_shape[2:]
-        window = self.window(extents)
+        settings = self.kernel_size, self.stride, self.padding, self.dilation
+        window = pool_window(extents, *settings, self.ceil_mode)
         bounds, pads = dict(enumerate(X.bounds)), []
         outputs = window.blocks(extents, self.grid)
         at = X.partition.coordinates(self.worker)[2:] if self.worker in X.partition else ()
@@ -169,17 +163,8 @@ class _AvgPool(_Pool):
 
     def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
         pool = getattr(torch.nn.functional, f"avg_pool{self.ndim}d")
-        size = prod(window.size)
-        if self.divisor_override is not None:
-            factor = size / self.divisor_override
-            return lambda x: pool(x, window.size, window.stride) * factor
-        counts = torch.ones((), dtype=torch.float64)
-        for d, pair in enumerate(where):
-            row = self.kernel_size[d], self.stride[d], self.padding[d]
-            counts = counts[..., None] * averaged(pair, extents[d], *row, self.count_include_pad)
-        if bool((counts == size).all()):
-            return lambda x: pool(x, window.size, window.stride)
-        return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
+        choices = self.count_include_pad, self.divisor_override
+        return average(pool, window, where, extents, *choices)
 
 
 class _LPPool(_AvgPool):

@@ -14,14 +14,14 @@ from linop.layers.sliding import (
     TransposedWindow,
     Window,
     adaptive_range,
-    averaged,
+    average,
     conv_padding,
     cropped,
     largest,
     of_windows,
-    pool_padding,
+    pool_window,
 )
-from linop.strategies.space.call import Call, Gathered, count, per_dim
+from linop.strategies.space.call import Call, Gathered, per_dim
 from linop.strategies.space.layout import Layout
 
 Pads = Sequence[tuple[int, int]]
@@ -175,21 +175,20 @@ def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: An
     Args:
         settings: kernel, stride, padding and dilation, a tuple of each.
         fill: value of the padding.
-        pool: function of this worker's padded block and of the range of its outputs, by dimension.
+        pool: function of this worker's padded block, the window, the range of its outputs by
+            dimension, and the extents of x.
     """
-    size, steps, _, spread = settings
-    first = x.ndim - len(size)
+    first = x.ndim - len(settings[0])
     n = x.shape[first:]
-    both = [pool_padding(*row, ceil) for row in zip(n, *settings, strict=True)]
-    window = Window(size, steps, tuple(both), spread)
+    window = pool_window(n, *settings, ceil)
     out = call.grid.follow(call.layout(x), (*x.shape[:first], *outputs(window, n)))
     block, _ = padded_range(call, x, out, first, lambda *row: window.inside(*row)[0])
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
-    where = [call.grid.range_of(out, first + j) for j in range(len(size))]
+    where = [call.grid.range_of(out, first + j) for j in range(len(n))]
     flat = _flat([window.inside(j, n[j], *cut)[1] for j, cut in enumerate(where)])
     padded = F.pad(block, flat, value=fill) if any(flat) else block
-    return call.wrap(pool(padded, where, n), out)
+    return call.wrap(pool(padded, window, where, n), out)
 
 
 def max_pool(
@@ -212,7 +211,7 @@ def max_pool(
     settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim)
     function = getattr(F, f"max_pool{ndim}d")
 
-    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
+    def pool(block: Tensor, *_: Any) -> Tensor:
         return function(block, size, steps, 0, settings[3])  # type: ignore[no-any-return]
 
     return _pooled(call, x, settings, ceil_mode, -torch.inf, pool)
@@ -233,21 +232,10 @@ def avg_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
-    pads = per_dim(padding, ndim)
-    settings = size, steps, pads, (1,) * ndim
-    whole = count(size, range(ndim))
+    settings = size, steps, per_dim(padding, ndim), (1,) * ndim
 
-    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
-        result: Tensor = call.function(block, size, steps)
-        if divisor_override is not None:
-            return result * (whole / divisor_override)
-        counts = torch.ones((), dtype=torch.float64)
-        for j, pair in enumerate(where):
-            row = size[j], steps[j], pads[j]
-            counts = counts[..., None] * averaged(pair, n[j], *row, count_include_pad)
-        if bool((counts == whole).all()):
-            return result
-        return result * (whole / counts).to(result)
+    def pool(block: Tensor, window: Window, *cut: Any) -> Tensor:
+        return average(call.function, window, *cut, count_include_pad, divisor_override)(block)
 
     return _pooled(call, x, settings, ceil_mode, 0.0, pool)
 
