@@ -169,18 +169,18 @@ def conv_transpose(
 # Pools
 
 
-def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: Any) -> Any:
+def _pooled(call: Call, x: Any, settings: Any, fill: float, pool: Any) -> Any:
     """A pool over the last dimensions.
 
     Args:
-        settings: kernel, stride, padding and dilation, a tuple of each.
+        settings: kernel, stride, padding and dilation, a tuple of each, and `ceil_mode`.
         fill: value of the padding.
         pool: function of this worker's padded block, the window, the range of its outputs by
             dimension, and the extents of x.
     """
     first = x.ndim - len(settings[0])
     n = x.shape[first:]
-    window = pool_window(n, *settings, ceil)
+    window = pool_window(n, *settings)
     out = call.grid.follow(call.layout(x), (*x.shape[:first], *outputs(window, n)))
     block, _ = padded_range(call, x, out, first, lambda *row: window.inside(*row)[0])
     if 0 in call.local_shape(out):
@@ -208,13 +208,13 @@ def max_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, []) else size
-    settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim)
+    settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim), ceil_mode
     function = getattr(F, f"max_pool{ndim}d")
 
     def pool(block: Tensor, *_: Any) -> Tensor:
         return function(block, size, steps, 0, settings[3])  # type: ignore[no-any-return]
 
-    return _pooled(call, x, settings, ceil_mode, -torch.inf, pool)
+    return _pooled(call, x, settings, -torch.inf, pool)
 
 
 def avg_pool(
@@ -232,12 +232,13 @@ def avg_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
-    settings = size, steps, per_dim(padding, ndim), (1,) * ndim
+    settings = size, steps, per_dim(padding, ndim), (1,) * ndim, ceil_mode
 
-    def pool(block: Tensor, window: Window, *cut: Any) -> Tensor:
-        return average(call.function, window, *cut, count_include_pad, divisor_override)(block)
+    def pool(block: Tensor, window: Window, where: Any, n: Any) -> Tensor:
+        choices = count_include_pad, divisor_override
+        return average(call.function, window, where, n, *choices)(block)
 
-    return _pooled(call, x, settings, ceil_mode, 0.0, pool)
+    return _pooled(call, x, settings, 0.0, pool)
 
 
 def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool = False) -> Any:
