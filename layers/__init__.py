@@ -3,16 +3,8 @@ names alone."""
 
 import linop.backends.autograd  # first: without torch it says what to install
 from linop.layers.activation import GLU, LogSoftmax, PReLU, Softmax, Softmax2d, Softmin
-from linop.layers.adaptive_pool import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-)
 from linop.layers.agreement.input_agreement import fixed_shapes
-from linop.layers.conv import (
+from linop.layers.convolutions.conv import (
     Conv1d,
     Conv2d,
     Conv3d,
@@ -61,15 +53,17 @@ from linop.layers.movement import (
     Repartition,
     SumReduce,
 )
-from linop.layers.norm import (
+from linop.layers.norms.channels import (
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
+    GroupNorm,
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,
+    LocalResponseNorm,
 )
-from linop.layers.other_norms import GroupNorm, LayerNorm, LocalResponseNorm, RMSNorm
+from linop.layers.norms.last_dimensions import LayerNorm, RMSNorm
 from linop.layers.padding import (
     CircularPad1d,
     CircularPad2d,
@@ -91,7 +85,15 @@ from linop.layers.parameters.clipping import clip_grad_norm_
 from linop.layers.parameters.initialise import initialize, seeded
 from linop.layers.parameters.scaling import GradScaler
 from linop.layers.parameters.torch_guards import install
-from linop.layers.pool import (
+from linop.layers.pools.adaptive_pool import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+)
+from linop.layers.pools.pool import (
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,

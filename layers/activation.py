@@ -11,8 +11,8 @@ from torch import Tensor
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
-from linop.layers.moments import log_sum_exp, wide
-from linop.layers.norm import Norm
+from linop.layers.moments import log_softmax, wide
+from linop.layers.norms.norm import Norm
 from linop.normal_form.matching import Segment
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, Axis
@@ -42,11 +42,6 @@ class Softmax(Layer):
         super().__init__([P_x], P_x)
         self.dim, self.x_axes = dim, x_axes
 
-    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        if self.x_axes is None:
-            return super().axes(number, ndim)
-        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
-
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         dim = self.dim
@@ -60,16 +55,15 @@ class Softmax(Layer):
             )
         d, dtype, result = dim % X.ndim, torch_dtype(wide(self, X)), torch_dtype(X.dtype)
         cut = d in X.axes and X.partition.shape[X.axes.index(d)] > 1
-        normaliser = log_sum_exp(self, X, d) if cut else None
+        logarithms = log_softmax(self, X, d) if cut else None
         if self.worker not in X.partition:
             return lambda x: zero_volume_result(X, x)
-        if normaliser is None:
+        if logarithms is None:
             function = getattr(torch.nn.functional, self.function)
             return lambda x: function(x, d)
 
         def normalise(x: Tensor) -> Tensor:
-            x = self.signed(x.to(dtype))
-            return self.finish(x - normaliser(x)).to(result)
+            return self.finish(logarithms(self.signed(x.to(dtype)))).to(result)
 
         return normalise
 

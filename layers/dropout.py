@@ -72,11 +72,6 @@ class Dropout(Layer):
         self._send = repartition(here, everywhere)
         bridge_of(self._send, self.backend)  # compiled now, by all
 
-    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        if self.x_axes is None:
-            return super().axes(number, ndim)
-        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
-
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         if self.ndim not in (None, X.ndim):
@@ -163,15 +158,12 @@ class _Channels(Dropout):
 
 
 class Dropout1d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 3
 
 
 class Dropout2d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 4
 
 
 class Dropout3d(_Channels):
-    __doc__ = _Channels.__doc__
     ndim = 5

@@ -131,13 +131,22 @@ class Layer(torch.nn.Module):
     """True if inputs have the dtype of the parameters."""
     partitions_once: tuple[str, ...] = ()
     """Partitions that once came after the input's in calls of the constructor, which then warns."""
+    x_axes: Sequence[Axis] | None = None
+    """Roles of the grid axes of inputs, where a layer is told them; negative dimensions count from
+    the last one."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Parameters and buffers that are not drawn, and what they begin with, by name."""
+    _call_options: tuple[int, ...] = ()
+    """Numbers that a call got beside tensors; the same on all workers."""
     _wanted: tuple[bool, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in cls.__dict__ and cls.__module__.startswith(__package__):
+        if not cls.__module__.startswith(__package__):
+            return
+        if cls.__doc__ is None:  # Conv2d says what Conv1d says
+            cls.__doc__ = cls.__base__.__doc__
+        if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
@@ -187,6 +196,8 @@ class Layer(torch.nn.Module):
         Raises:
             LinopError: the input cannot have so many dimensions; on every worker.
         """
+        if self.x_axes is not None:
+            return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
         grid = self.inputs[number]
         if grid.ndim > ndim:
             raise PartitionError(
@@ -328,7 +339,8 @@ class Layer(torch.nn.Module):
         own = tuple(
             [(n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None]
         )
-        given = call_metadata(tensors, self.training, own, self.invalid_values(tensors))
+        wrong = self.invalid_values(tensors)
+        given = call_metadata(tensors, self.training, own, wrong, self._call_options)
         agreement, settled, last = self._agreement, self._settled, self._settled.last
         call = last if last is not None and last.given == given else settled.get(given)
         if agreement.shapes_are_fixed and call is not None:
@@ -371,7 +383,7 @@ class Layer(torch.nn.Module):
         spaces = {_input(k): X for k, X in enumerate(inputs)}
         compare_values(self._name, spaces | {_own(n): X for n, X in self.spaces.items()}, values)
         wanted = tuple(any(given.wants(k) for given in everybodys) for k in range(len(inputs)))
-        key = (*(X.made_from for X in inputs), *self.dtypes.items())
+        key = (*(X.made_from for X in inputs), *self.dtypes.items(), self._call_options)
         known = self._bound.get(key)
         if known is None:
             known = self._bound.keep(key, self._with_batch(self.bind(*inputs), inputs[0]))

@@ -1,5 +1,5 @@
 """Sums, means and variances of a tensor in blocks, over some of its dimensions and, perhaps, over
-groups of channels; and the normaliser of a softmax."""
+groups of channels; and softmax."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class Moments:
         return mean, centered, self._sums(centered.square()) / self.count
 
 
-def log_sum_exp(layer: Layer, X: TensorSpace, d: int) -> Function:
-    """Function from this worker's block of X to the logarithms of the sums of exponentials along
-    dimension d, which is cut; of extent 1 there. Collective among the workers of X.
+def log_softmax(layer: Layer, X: TensorSpace, d: int) -> Function:
+    """Function from this worker's block of X to that of its log-softmax along dimension d, which is
+    cut. Collective among the workers of X.
 
     Workers exchange the largest element of their block, and the sum of the exponentials beside it:
-    two numbers for each element of the result.
+    two numbers for each element of the other dimensions.
     """
     parts = X.partition.shape[X.axes.index(d)]
     bounds = {e: X.bounds[e] for e in range(X.ndim) if e != d}
@@ -109,7 +109,7 @@ def log_sum_exp(layer: Layer, X: TensorSpace, d: int) -> Function:
     each = TensorSpace(shape, X.partition, wide(layer, X), X.axes, bounds=bounds)
     gather = layer.moved(all_gather, each, X.axes.index(d))
 
-    def normaliser(x: Tensor) -> Tensor:
+    def normalised(x: Tensor) -> Tensor:
         least = torch.finfo(x.dtype).min
         one = [1 if e == d else n for e, n in enumerate(x.shape)]
         top = x.detach().amax(d, True) if x.shape[d] else x.new_full(one, least)
@@ -118,10 +118,11 @@ def log_sum_exp(layer: Layer, X: TensorSpace, d: int) -> Function:
         tops, sums = blocks.unflatten(d, (parts, 2)).unbind(d + 1)
         tops = tops.detach()
         top = tops.amax(d, True)
-        result: Tensor = top + (sums * (tops - top).exp()).sum(d, True).log()
+        # The largest first: elements that are far from 0 lose no digits.
+        result: Tensor = x - top - (sums * (tops - top).exp()).sum(d, True).log()
         return result
 
-    return normaliser
+    return normalised
 
 
 def wide(layer: Layer, X: TensorSpace) -> np.dtype[Any]:

@@ -129,90 +129,72 @@ class _ZeroPad(_ConstantPad):
 
 
 class _ReflectionPad(_Pad):
-    __doc__ = _Pad.__doc__
     mode = "reflect"
 
 
 class _ReplicationPad(_Pad):
-    __doc__ = _Pad.__doc__
     mode = "replicate"
 
 
 class _CircularPad(_Pad):
-    __doc__ = _Pad.__doc__
     mode = "circular"
 
 
 class ConstantPad1d(_ConstantPad):
-    __doc__ = _ConstantPad.__doc__
     ndim = 1
 
 
 class ConstantPad2d(_ConstantPad):
-    __doc__ = _ConstantPad.__doc__
     ndim = 2
 
 
 class ConstantPad3d(_ConstantPad):
-    __doc__ = _ConstantPad.__doc__
     ndim = 3
 
 
 class ZeroPad1d(_ZeroPad):
-    __doc__ = _ZeroPad.__doc__
     ndim = 1
 
 
 class ZeroPad2d(_ZeroPad):
-    __doc__ = _ZeroPad.__doc__
     ndim = 2
 
 
 class ZeroPad3d(_ZeroPad):
-    __doc__ = _ZeroPad.__doc__
     ndim = 3
 
 
 class ReflectionPad1d(_ReflectionPad):
-    __doc__ = _ReflectionPad.__doc__
     ndim = 1
 
 
 class ReflectionPad2d(_ReflectionPad):
-    __doc__ = _ReflectionPad.__doc__
     ndim = 2
 
 
 class ReflectionPad3d(_ReflectionPad):
-    __doc__ = _ReflectionPad.__doc__
     ndim = 3
 
 
 class ReplicationPad1d(_ReplicationPad):
-    __doc__ = _ReplicationPad.__doc__
     ndim = 1
 
 
 class ReplicationPad2d(_ReplicationPad):
-    __doc__ = _ReplicationPad.__doc__
     ndim = 2
 
 
 class ReplicationPad3d(_ReplicationPad):
-    __doc__ = _ReplicationPad.__doc__
     ndim = 3
 
 
 class CircularPad1d(_CircularPad):
-    __doc__ = _CircularPad.__doc__
     ndim = 1
 
 
 class CircularPad2d(_CircularPad):
-    __doc__ = _CircularPad.__doc__
     ndim = 2
 
 
 class CircularPad3d(_CircularPad):
-    __doc__ = _CircularPad.__doc__
     ndim = 3

@@ -137,11 +137,6 @@ class Reduction(Layer):
 
     # Binding
 
-    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        if self.x_axes is None:
-            return super().axes(number, ndim)
-        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
-
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
         return self._output_axes  # set before the first output is there
 
@@ -195,24 +190,18 @@ class Reduction(Layer):
 
 
 class Sum(Reduction):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total = summed_over(self, X, dims, REPLICATED)
         return lambda x: total(x.sum(dims, keepdim=True))
 
 
 class Mean(Sum):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total, count = super().reduced(X, dims), prod(X.global_shape[d] for d in dims)
         return lambda x: total(x) / count
 
 
 class Prod(Reduction):
-    __doc__ = Reduction.__doc__
-
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         gather = gathered_over(self, X, dims, REPLICATED)
 

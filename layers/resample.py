@@ -105,10 +105,15 @@ class Upsample(Layer):
         Y = TensorSpace((*X.global_shape[:2], *shape[2:]), X.partition)
         # torch's own precision of coordinates and weights.
         wide = dtype if dtype is torch.float64 else torch.float32
-        taps = [self._taps(d, n, shape[d + 2], wide) for d, n in enumerate(extents)]
+        taps = [
+            interpolation(
+                self.mode, bool(self.align_corners), d, *row, self._scale(d), wide, self.ndim
+            )
+            for d, row in enumerate(zip(extents, shape[2:], strict=True))
+        ]
         bounds = dict(enumerate(X.bounds))
         for d, one in enumerate(taps, start=2):
-            bounds[d] = tuple(_range(one, a, b) for a, b in Y.bounds[d])
+            bounds[d] = tuple(needed_inputs(one, a, b) for a, b in Y.bounds[d])
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
         arrive = self.moved(collective, "H", "", X, needed)
         if self.worker not in X.partition:
@@ -123,43 +128,10 @@ class Upsample(Layer):
             x = arrive(x)
             # The last dimension first, as torch does.
             for d in reversed(range(len(mine))):
-                x = _combined(x, d + 2, mine[d])
+                x = combined(x, d + 2, mine[d])
             return x.to(dtype)
 
         return upsample
-
-    def _taps(self, d: int, n: int, outputs: int, dtype: Any) -> list[Tap]:
-        """Terms of the outputs along dimension d, of extent n, as in ATen's UpSample.h."""
-        scale = self._scale(d)
-        if self.mode.startswith("nearest"):
-            # torch's own rounding, which depends on the dtype and on the number of dimensions.
-            indices = torch.arange(n, dtype=dtype).reshape([1, 1, *self._along(d, n, 1)])
-            size = self._along(d, outputs, 1) if scale is None else None
-            scales = None if scale is None else self._along(d, scale, 1.0)
-            found = torch.nn.functional.interpolate(indices, size, scales, self.mode)
-            return [Tap(found.flatten().long(), None)]
-        at, cubic = torch.arange(outputs, dtype=dtype), self.mode == "bicubic"
-        if outputs == n and not cubic:
-            return [Tap(at.long(), None)]
-        if self.align_corners:
-            at = at * ((n - 1) / (outputs - 1) if outputs > 1 else 0)
-        else:
-            at = (
-                torch.tensor(n / outputs if scale is None else 1 / scale, dtype=dtype) * (at + 0.5)
-                - 0.5
-            )
-            at = at if cubic else at.clamp(min=0)
-        first = at.floor().clamp(max=n - 1)
-        t = (at - first).clamp(0, 1)
-        weights, before = (_cubic(t), 1) if cubic else ([1 - t, t], 0)
-        return [
-            Tap((first.long() + k - before).clamp(0, n - 1), weight)
-            for k, weight in enumerate(weights)
-        ]
-
-    def _along(self, d: int, value: Any, others: Any) -> list[Any]:
-        """A value for dimension d, and another for the other dimensions of space."""
-        return [value if k == d else others for k in range(self.ndim)]
 
     def _scale(self, d: int) -> float | None:
         """Scale factor that torch computes coordinates with; None where it uses the ratio of the
@@ -174,7 +146,46 @@ class Upsample(Layer):
         return f"{self.inputs[0]}, {what}, mode={self.mode!r}"
 
 
-def _cubic(t: Tensor) -> list[Tensor]:
+def interpolation(
+    mode: str, align: bool, j: int, n: int, m: int, factor: float | None, dtype: Any, ndim: int
+) -> list[Tap]:
+    """Terms of the outputs along a dimension of space, as in ATen's UpSample.h.
+
+    Args:
+        mode, align: as in torch.
+        j: the dimension, of `ndim`.
+        n, m: extents of input and output.
+        factor: the scale that torch computes coordinates with; None for the ratio of the extents.
+        dtype: of coordinates and weights.
+    """
+    if mode.startswith("nearest"):
+        # torch's own rounding, which depends on the dtype and on the number of dimensions.
+        indices = torch.arange(n, dtype=dtype).reshape(
+            [n if k == j else 1 for k in range(-2, ndim)]
+        )
+        size = [m if k == j else 1 for k in range(ndim)] if factor is None else None
+        scales = None if factor is None else [factor if k == j else 1.0 for k in range(ndim)]
+        return [
+            Tap(torch.nn.functional.interpolate(indices, size, scales, mode).flatten().long(), None)
+        ]
+    at, cubic = torch.arange(m, dtype=dtype), mode == "bicubic"
+    if m == n and not cubic:  # torch copies, whatever the factor
+        return [Tap(at.long(), None)]
+    if align:
+        at = at * ((n - 1) / (m - 1) if m > 1 else 0)
+    else:
+        ratio = torch.tensor(n / m if factor is None else 1 / factor, dtype=dtype)
+        at = ratio * (at + 0.5) - 0.5
+        at = at if cubic else at.clamp(min=0)
+    first = at.floor().clamp(max=n - 1)
+    t = (at - first).clamp(0, 1)
+    weights, before = (cubic_weights(t), 1) if cubic else ([1 - t, t], 0)
+    return [
+        Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
+    ]
+
+
+def cubic_weights(t: Tensor) -> list[Tensor]:
     """Weights of the four nearest inputs, the second of them at distance t in [0, 1] (Keys 1981,
     "Cubic convolution interpolation", a = -0.75)."""
     a = -0.75
@@ -188,7 +199,7 @@ def _cubic(t: Tensor) -> list[Tensor]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def _range(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
+def needed_inputs(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
     """Index range of the inputs that outputs first:last need; (0, 0) if there are none."""
     if first == last:
         return 0, 0
@@ -196,7 +207,8 @@ def _range(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
     return int(indices.min()), int(indices.max()) + 1
 
 
-def _combined(x: Tensor, d: int, taps: Sequence[Tap]) -> Tensor:
+def combined(x: Tensor, d: int, taps: Sequence[Tap]) -> Tensor:
+    """Sums of an input's elements along a dimension, each times its weight."""
     total: Tensor | None = None
     for indices, weight in taps:
         part = x.index_select(d, indices)

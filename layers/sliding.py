@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linop.errors import ArgumentError, PartitionError, ShapeError
-from linop.operators.halo import halo_geometry, per_dim
+from linop.operators.halo import per_dim
 from linop.spaces.decomposition import Bounds, even
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -20,23 +21,22 @@ from linop.spaces.tensor import TensorSpace
 Pads = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Window:
-    """A kernel over the last dimensions of a tensor.
+class Sliding:
+    """Base class of kernels that slide over the last dimensions of a tensor; the output is cut into
+    balanced blocks."""
 
-    Args:
-        size, stride, dilation: one number for each of these dimensions.
-        pads: (left, right) of each.
-    """
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Extents of the output for a tensor of a shape, both in the kernel's dimensions; below 1
+        where there is none."""
+        raise NotImplementedError
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    pads: Pads
-    dilation: tuple[int, ...]
+    def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
+        """Range of a tensor of extent n along d, with its padding, that the outputs first:last
+        need; an empty one for no outputs."""
+        raise NotImplementedError
 
-    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
-        """Index ranges of the padded tensor that the blocks of the balanced output need: for each
-        dimension, (start, stop) by grid coordinate.
+    def blocks(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Blocks of the output: for each dimension, (start, stop) by grid coordinate.
 
         Args:
             shape: of the tensor in these dimensions, without padding.
@@ -45,31 +45,60 @@ class Window:
         Raises:
             ShapeError: the output would be empty.
         """
-        padded = [n + a + b for n, (a, b) in zip(shape, self.pads, strict=True)]
-        geometry = halo_geometry(padded, grid, self.size, self.stride, 0, self.dilation)
-        needed = []
-        for d in range(grid.ndim):
-            line = [
-                grid.worker([k * (d == e) for e in range(grid.ndim)]) for k in range(grid.shape[d])
-            ]
-            dims = [geometry[worker][d] for worker in line]
-            needed.append(tuple((h.start, h.stop) for h in dims))
-        return needed
+        outputs = self.output(shape)
+        if min(outputs) < 1:
+            raise ShapeError(f"{self!r} on a tensor of shape {tuple(shape)}: there is no output")
+        return [even(m, parts) for m, parts in zip(outputs, grid.shape, strict=True)]
 
-    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Extents of the output for a tensor of a shape, both in the window's dimensions."""
-        rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
-        return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Index ranges of the tensor, with its padding, that `blocks` need; arguments and errors
+        are theirs."""
+        each = enumerate(zip(shape, self.blocks(shape, grid), strict=True))
+        return [tuple(self.inputs(d, n, *cut) for cut in cuts) for d, (n, cuts) in each]
 
 
 @dataclass(frozen=True)
-class TransposedWindow:
-    """A kernel of a transposed convolution over the last dimensions of a tensor: output o gets
-    input i by the kernel's element j, where o = i·stride − padding + j·dilation.
+class Window(Sliding):
+    """A kernel of a convolution or a pool.
 
     Args:
-        size, stride, padding, output_padding, dilation: one number for each of these dimensions, as
-            in torch.nn.
+        size, stride, dilation: one number for each of the last dimensions.
+        pads: (left, right) of each.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: Pads
+    dilation: tuple[int, ...]
+
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
+        return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+
+    def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
+        if first == last:
+            return 0, 0
+        reach = self.dilation[d] * (self.size[d] - 1)
+        return first * self.stride[d], (last - 1) * self.stride[d] + reach + 1
+
+    def inside(self, d: int, n: int, first: int, last: int) -> Pads:
+        """The range without padding, and the (left, right) padding that belongs to it."""
+        start, stop = (k - self.pads[d][0] for k in self.inputs(d, n, first, last))
+        if start == stop:
+            return (0, 0), (0, 0)
+        low = min(max(start, 0), n)
+        high = max(min(stop, n), low)
+        return (low, high), (low - start, stop - high)
+
+
+@dataclass(frozen=True)
+class TransposedWindow(Sliding):
+    """A kernel of a transposed convolution: output o gets input i by the kernel's element j, where
+    o = i·stride − padding + j·dilation.
+
+    Args:
+        size, stride, padding, output_padding, dilation: one number for each of the last dimensions,
+            as in torch.nn.
     """
 
     size: tuple[int, ...]
@@ -83,21 +112,17 @@ class TransposedWindow:
         return self.dilation[d] * (self.size[d] - 1)
 
     def output(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Extents of the output for a tensor of a shape, both in the window's dimensions; below 1
-        where there is none."""
         return tuple(
-            (n - 1) * self.stride[d] - 2 * self.padding[d] + self.reach(d) + more + 1
+            (n - 1) * self.stride[d] - 2 * self.padding[d] + self.reach(d) + more + 1 if n else 0
             for d, (n, more) in enumerate(zip(shape, self.output_padding, strict=True))
         )
 
     def inputs(self, d: int, n: int, first: int, last: int) -> tuple[int, int]:
-        """Range of n inputs that the outputs first:last along d need; one input at least, and none
-        for no outputs."""
         if first == last:
             return 0, 0
         low = max((first + self.padding[d] - self.reach(d)) // self.stride[d], 0)
         high = min((last - 1 + self.padding[d]) // self.stride[d], n - 1)
-        return min(low, high), high + 1
+        return min(low, high), high + 1  # one input at least
 
     def crop(self, d: int, begin: int, n: int, first: int, last: int) -> tuple[int, slice]:
         """The output padding with which inputs begin:begin + n, transposed without padding, cover
@@ -105,28 +130,6 @@ class TransposedWindow:
         at = begin * self.stride[d] - self.padding[d]
         end = at + (n - 1) * self.stride[d] + self.reach(d) + 1
         return max(0, last - end), slice(first - at, last - at)
-
-    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
-        """Index ranges of the tensor that the blocks of the balanced output need: for each
-        dimension, (start, stop) by grid coordinate.
-
-        Args:
-            shape: of the tensor in these dimensions.
-            grid: the workers in these dimensions.
-
-        Raises:
-            ShapeError: the output would be empty.
-        """
-        outputs = self.output(shape)
-        if min(shape) < 1 or min(outputs) < 1:
-            raise ShapeError(
-                f"transposed kernel of size {self.size} on a tensor of shape {tuple(shape)} with "
-                f"padding {self.padding}: no output"
-            )
-        return [
-            tuple(self.inputs(d, n, *cut) for cut in even(m, parts))
-            for d, (n, m, parts) in enumerate(zip(shape, outputs, grid.shape, strict=True))
-        ]
 
 
 def cropped(x: Tensor, where: Sequence[slice]) -> Tensor:
@@ -137,38 +140,81 @@ def cropped(x: Tensor, where: Sequence[slice]) -> Tensor:
     return x
 
 
-def pool_padding(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> tuple[int, int]:
-    """(left, right) padding of a pool along a dimension of extent n. With `ceil_mode` the right one
-    is enlarged, for a last kernel that begins in the tensor or in the left padding.
+def conv_padding(name: str, padding: Any, size: Sequence[int], dilation: Sequence[int]) -> Pads:
+    """(left, right) padding of a convolution for each dimension, as torch has it.
 
     Args:
-        k, s, p, d: kernel size, stride, padding and dilation.
+        name: of layer or function, for errors.
+        padding: numbers, "valid" or "same".
+        size, dilation: one number for each dimension.
+
+    Raises:
+        ShapeError, ArgumentError: as of `numbers`.
     """
-    reach = d * (k - 1) + 1
-    outputs = -(-(n + 2 * p - reach) // s) + 1
-    if (outputs - 1) * s >= n + p:
-        outputs -= 1
-    more = (outputs - 1) * s + reach - (n + 2 * p)
-    return p, p + max(0, more) if ceil_mode else p
+    if padding == "same":
+        reach = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        return tuple((r // 2, r - r // 2) for r in reach)
+    given = numbers(name, "padding", 0 if padding == "valid" else padding, len(size), 0)
+    return tuple((p, p) for p in given)
 
 
-def averaged(where: tuple[int, int], n: int, k: int, s: int, p: int, include_pad: bool) -> Tensor:
-    """Number of elements that each of some outputs of an average pool is of, by torch's rule:
-    padding counts, with `include_pad`; elements beyond it, which `ceil_mode` adds, do not.
+def pool_window(
+    extents: Sequence[int],
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Sequence[int],
+    dilation: tuple[int, ...],
+    ceil_mode: bool,
+) -> Window:
+    """The window of a pool over a tensor of some extents. With `ceil_mode` its right padding is
+    enlarged, for a last kernel that begins in the tensor or in the left padding.
 
     Args:
-        where: (start, stop) of the outputs along a dimension.
-        n: extent of the tensor in that dimension, without padding.
-        k, s, p: kernel size, stride and padding.
-
-    Returns:
-        int64, one for each output.
+        size, stride, padding, dilation: one number for each dimension of space.
     """
-    first = torch.arange(*where) * s - p
-    last = (first + k).clamp(max=n + p)
-    if not include_pad:
-        first, last = first.clamp(min=0), last.clamp(max=n)
-    return last - first
+    pads = []
+    for n, k, s, p, d in zip(extents, size, stride, padding, dilation, strict=True):
+        reach = d * (k - 1) + 1
+        outputs = -(-(n + 2 * p - reach) // s) + 1
+        if (outputs - 1) * s >= n + p:
+            outputs -= 1
+        more = (outputs - 1) * s + reach - (n + 2 * p)
+        pads.append((p, p + max(0, more) if ceil_mode else p))
+    return Window(size, stride, tuple(pads), dilation)
+
+
+def average(
+    pool: Callable[..., Tensor],
+    window: Window,
+    where: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    include_pad: bool,
+    divisor: int | None,
+) -> Callable[[Tensor], Tensor]:
+    """Function of a padded block: torch's average pool without padding, corrected for the number of
+    elements that torch divides by. Padding counts, with `include_pad`; elements beyond it, which
+    `ceil_mode` adds, do not.
+
+    Args:
+        pool: torch's function.
+        where: (start, stop) of the block's outputs, in each dimension of space.
+        extents: of the global tensor in space, without padding.
+        divisor: of all sums, instead of that number.
+    """
+    size = prod(window.size)
+    counts = torch.ones((), dtype=torch.float64)
+    for d, (n, (first, last)) in enumerate(zip(extents, where, strict=True)):
+        pad = window.pads[d][0]
+        start = torch.arange(first, last) * window.stride[d] - pad
+        stop = (start + window.size[d]).clamp(max=n + pad)
+        if not include_pad:
+            start, stop = start.clamp(min=0), stop.clamp(max=n)
+        counts = counts[..., None] * (stop - start)
+    if divisor is not None:
+        counts = torch.tensor(divisor, dtype=torch.float64)
+    if bool((counts == size).all()):
+        return lambda x: pool(x, window.size, window.stride)
+    return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x)
 
 
 def adaptive_range(n: int, m: int, first: int, last: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ error on every worker."""
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,16 @@ def test_shuffles_on_threads(case: Case) -> None:
 @given(softmaxes(8))
 def test_softmax_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
+
+
+def test_logarithms_of_large_elements_lose_no_digits() -> None:
+    whole = 1e4 + torch.arange(6.0).reshape(2, 3).repeat(1, 2)
+
+    def main(backend: Backend) -> Any:
+        mine = slice(3 * backend.worker, 3 * backend.worker + 3)
+        return layers.LogSoftmax(Partition((1, 2)), 1)(whole[:, mine])
+
+    assert (torch.cat(launch(main, 2), 1) - whole.log_softmax(1)).abs().max() < 1e-6
 
 
 @given(activations(8))
@@ -121,6 +132,8 @@ def test_a_pool_of_an_image_moves_a_number_for_each_channel() -> None:
 
 P2 = Partition((1, 2))
 P3 = Partition((1, 1, 2))
+_UP = partial(layers.ConvTranspose1d, P3, 1, 1, 2, 2)
+
 MISTAKES: list[tuple[Any, Any, str]] = [
     (lambda: layers.Flatten(P3, 2, 1), (1, 2, 2), "the first not after the last"),
     (lambda: layers.Flatten(P3, 0, -2), (1, 2, 2, 2), "a grid of as many axes"),
@@ -154,6 +167,8 @@ MISTAKES: list[tuple[Any, Any, str]] = [
     (lambda: layers.ConvTranspose1d(P3, 1, 1, 2, output_padding=1), None, "output_padding (1,)"),
     (lambda: layers.ConvTranspose1d(P3, 1, 1, 2, padding=3), (1, 1, 1), "no output"),
     (lambda: layers.ConvTranspose1d(P3, 2, 1, 2), (1, 1, 1), "(batch, 2, …)"),
+    (lambda: partial(_UP(), output_size=(6,)), (1, 1, 1), "from (4,) to (5,) expected"),
+    (lambda: partial(_UP(), output_size=(1, 4)), (1, 1, 1), "from (4,) to (5,) expected"),
 ]
 
 

@@ -13,7 +13,11 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from linop import Partition
+import torch
+
+import linop
+from linop import Partition, layers
+from linop.errors import BackendError
 from support.layers.cases import Case, is_its_twin
 from support.layers.sliding import adaptive, convolutions, poolings, transposed
 from support.requirements import needs_mpi
@@ -38,6 +42,24 @@ def test_blocks_that_cut_groups(kind: str, work: Any, outputs: int) -> None:
     P_x, P_W = Partition((1, 2, 1)), None if work is None else Partition(work)
     case = Case(kind, (P_x,), (2, 9, 5), (9, outputs, 2), {"groups": 3}, {"P_W": P_W}, P_x, seed=1)
     on_threads(case.workers, is_its_twin, case)
+
+
+def test_output_sizes_are_of_each_call() -> None:
+    """Of one layer, also where nobody is asked."""
+
+    def main(backend: Any) -> None:
+        torch.manual_seed(0)
+        layer = layers.ConvTranspose1d(Partition((1, 1, 2)), 1, 1, 2, stride=3)
+        x = torch.ones(1, 1, 3)
+        extents = [layer(x, [m]).shape[-1] for m in (18, 19)]
+        with layers.fixed_shapes():
+            extents += [layer(x, [m]).shape[-1] for m in (19, 17)] + [layer(x).shape[-1]]
+        halves = [(9, 9), (10, 9), (10, 9), (9, 8), (9, 8)]
+        assert extents == [half[backend.worker] for half in halves]
+        with pytest.raises(BackendError, match=r"\(17,\) beside tensors on worker 0, and \(18"):
+            layer(x, [17 + backend.worker])
+
+    linop.launch(main, 2)
 
 
 @given(poolings(6))

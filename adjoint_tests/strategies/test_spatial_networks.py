@@ -83,6 +83,13 @@ def test_images_smaller_than_the_grid(operations: Any, size: int) -> None:
     on_threads(8, equals_one_process, description, (4, 2), (2, 3), 0)
 
 
+def test_extents_that_a_factor_keeps_are_copied() -> None:
+    """As torch does: a factor of 1.2 makes 4 rows of 4."""
+    given = {"mode": "bilinear", "scale_factor": (1.2, 1.6), "align_corners": False}
+    description = (2, 2, 4, 5), 0, (("resize", given),)
+    on_threads(4, equals_one_process, description, (2, 2), (2, 3), 0)
+
+
 def test_the_batch_is_cut_too() -> None:
     operations = (
         ("norm", {"kind": "batch", "affine": True, "momentum": 0.1, "track": True}),

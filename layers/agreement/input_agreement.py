@@ -189,7 +189,7 @@ class InputAgreement(Meeting):
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
-                or in different modes; on every worker.
+                in different modes, or with different options; on every worker.
         """
         said = self.gather_objects((layer, given, digests), "call", layer.where)
         number = self._compared("call", [made for made, _, _ in said])
@@ -201,6 +201,13 @@ class InputAgreement(Meeting):
                 raise BackendError(
                     f"{layer.name}: {what} on some workers, and not on workers {off}; it has to be "
                     f"the same on all"
+                )
+        for worker, theirs in enumerate(everybodys):
+            if theirs.options != everybodys[0].options:
+                raise BackendError(
+                    f"{layer.name}: called with {everybodys[0].options or 'nothing'} beside tensors"
+                    f" on worker 0, and {theirs.options or 'nothing'} on worker {worker}; the same "
+                    f"expected on all"
                 )
         return number, everybodys, [digests for _, _, digests in said]
 

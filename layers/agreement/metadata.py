@@ -29,6 +29,8 @@ class CallMetadata(NamedTuple):
     """Name, shape, dtype and device of each of the worker's parameters."""
     wrong: str
     """Description of invalid values in the worker's tensors; empty if there are none."""
+    options: tuple[int, ...] = ()
+    """Numbers that the call got beside tensors; the same on all workers."""
 
     def wants(self, number: int) -> bool:
         """True if the gradient of an input is wanted."""
@@ -37,7 +39,11 @@ class CallMetadata(NamedTuple):
 
 
 def call_metadata(
-    tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
+    tensors: Sequence[Any],
+    training: bool,
+    own: tuple[Any, ...],
+    wrong: str = "",
+    options: tuple[int, ...] = (),
 ) -> CallMetadata:
     """Metadata of this worker's call of a layer.
 
@@ -51,7 +57,7 @@ def call_metadata(
         for x in tensors
     ]
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return CallMetadata(tuple(metas), modes, own, wrong)
+    return CallMetadata(tuple(metas), modes, own, wrong, options)
 
 
 def space_of(

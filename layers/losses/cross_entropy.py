@@ -20,9 +20,8 @@ from linop.layers.losses.loss import (
     whole_buffer,
     without_dimension,
 )
-from linop.layers.moments import wide
+from linop.layers.moments import log_softmax
 from linop.layers.reductions import summed_over
-from linop.operators.collectives import all_gather
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -198,24 +197,4 @@ class CrossEntropyLoss(NLLLoss):
     def log_probabilities(self, X: TensorSpace) -> Function:
         if not self._split:
             return lambda x: torch.nn.functional.log_softmax(x, 1)
-        cuts = X.partition.shape[1]
-        bounds = {d: X.bounds[d] for d in range(X.ndim) if d != 1}
-        shape = X.global_shape[0], 2 * cuts, *X.global_shape[2:]
-        each = TensorSpace(shape, X.partition, wide(self, X), X.axes, bounds=bounds)
-        gather = self.moved(all_gather, each, 1)
-
-        def normalised(x: Tensor) -> Tensor:
-            least = torch.finfo(x.dtype).min
-            top = (
-                x.detach().amax(1, True)
-                if x.shape[1]
-                else x.new_full((len(x), 1, *x.shape[2:]), least)
-            )
-            # A block may be all -inf: the subtrahend stays finite.
-            top = top.clamp(min=least)
-            blocks = gather(torch.cat([top, (x - top).exp().sum(1, True)], 1))
-            tops, sums = blocks[:, ::2].detach(), blocks[:, 1::2]
-            top = tops.amax(1, True)
-            return x - top - (sums * (tops - top).exp()).sum(1, True).log()
-
-        return normalised
+        return log_softmax(self, X, 1)

@@ -19,14 +19,6 @@ from linop.spaces.tensor import TensorSpace
 
 
 class Elementwise(Loss):
-    """Base class of torch's losses with one term for each element.
-
-    Args:
-        function: its name in torch.nn.functional.
-        weights: tensors of weights, by parameter name, which broadcast to the input; None for none.
-        options: its other arguments.
-    """
-
     def __init__(
         self,
         P_x: Partition,
@@ -35,6 +27,14 @@ class Elementwise(Loss):
         weights: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        """A loss of torch with one term for each element.
+
+        Args:
+            function: its name in torch.nn.functional.
+            weights: tensors of weights, by parameter name, which broadcast to the input; None for
+                none.
+            options: its other arguments.
+        """
         super().__init__(P_x, reduction)
         apiece = "none" if reduction == "none" else "sum"
         self._torch_s = partial(getattr(functional, function), reduction=apiece, **options)
@@ -73,35 +73,26 @@ class Elementwise(Loss):
 
 
 class MSELoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "mse_loss")
 
 
 class L1Loss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "l1_loss")
 
 
 class SmoothL1Loss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, *, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(P_x, reduction, "smooth_l1_loss", beta=beta)
 
 
 class HuberLoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, *, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(P_x, reduction, "huber_loss", delta=delta)
 
 
 class KLDivLoss(Elementwise):
-    __doc__ = Loss.__doc__
     reductions = ("none", "mean", "sum", "batchmean")
 
     def __init__(
@@ -114,8 +105,6 @@ class KLDivLoss(Elementwise):
 
 
 class BCELoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(
         self, P_x: Partition, weight: Tensor | None = None, *, reduction: str = "mean"
     ) -> None:
@@ -137,8 +126,6 @@ class BCELoss(Elementwise):
 
 
 class BCEWithLogitsLoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(
         self,
         P_x: Partition,
@@ -152,8 +139,6 @@ class BCEWithLogitsLoss(Elementwise):
 
 
 class PoissonNLLLoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(
         self,
         P_x: Partition,
@@ -168,8 +153,6 @@ class PoissonNLLLoss(Elementwise):
 
 
 class SoftMarginLoss(Elementwise):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "soft_margin_loss")
 
@@ -178,8 +161,6 @@ class SoftMarginLoss(Elementwise):
 
 
 class HingeEmbeddingLoss(SoftMarginLoss):
-    __doc__ = Loss.__doc__
-
     def __init__(self, P_x: Partition, margin: float = 1.0, *, reduction: str = "mean") -> None:
         Elementwise.__init__(self, P_x, reduction, "hinge_embedding_loss", margin=margin)
 

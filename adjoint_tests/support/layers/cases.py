@@ -45,6 +45,7 @@ class Case:
         sizes: lengths of the output's blocks in other dimensions, where they are not balanced.
         ends: whether grids of two axes split the first and the last dimension.
         seed: of parameters, input, and where the input is cut.
+        call: keyword arguments of a call, beside the input.
     """
 
     layer: str
@@ -59,6 +60,7 @@ class Case:
     ends: bool = False
     sizes: dict[int, Any] = field(default_factory=dict)
     seed: int = 0
+    call: dict[str, Any] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -73,7 +75,7 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     layer, twin = made(backend, case)
     P_x, P_y = case.partitions[0], case.output or case.partitions[0]
     whole = normal(case.shape, case.seed).requires_grad_()
-    wanted = twin(whole)
+    wanted = twin(whole, **case.call)
     upstream = normal(tuple(wanted.shape), case.seed + 1)
     wanted.backward(upstream)
     axes = [
@@ -83,7 +85,7 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     kept = {d: X.bounds[d] for d in range(case.kept)}
     Y = TensorSpace(tuple(wanted.shape), P_y, axes=axes[1], bounds=kept, sizes=case.sizes)
     x = block(X, whole, backend, gradient=True)
-    y = layer(x)
+    y = layer(x, **case.call)
     weights = block(Y, upstream, backend)
     if mine(backend) in P_y:
         same(y, block(Y, wanted, backend))

@@ -219,6 +219,10 @@ def layers_may_be_compiled(backend: Backend) -> None:
     compiled = torch.compile(net, backend="eager")(x)
     assert torch.equal(compiled, wanted)
     compiled.sum().backward()
+    up = layers.ConvTranspose1d(P, 2, 3, 3, stride=2)
+    sized = torch.compile(up, backend="eager")
+    for extent in (8 * size(backend) + 2, 8 * size(backend) + 1):
+        assert torch.equal(sized(x, output_size=[extent]), up(x, [extent]))
 
 
 # Mistakes

@@ -52,7 +52,8 @@ def convolutions(draw: Any, most: int) -> Case:
 
 @st.composite
 def transposed(draw: Any, most: int) -> Case:
-    """Any transposed convolution, on grids of at most so many workers."""
+    """Any transposed convolution, on grids of at most so many workers, perhaps with a size of the
+    output."""
     ndim = draw(st.integers(1, 3))
     P_x, P_y = draw(grids(most, ndim + 2)), draw(grids(most, ndim + 2))
     work: Any = draw(st.none() | grids(most, ndim + draw(st.sampled_from([2, 3]))))
@@ -73,15 +74,25 @@ def transposed(draw: Any, most: int) -> Case:
         "bias": draw(st.booleans()),
         "dilation": dilation,
     }
+    batch = draw(st.integers(1, 3))
+    call: dict[str, Any] = {}
+    if draw(st.booleans()):
+        least = [(n - 1) * s + d * (k - 1) - 2 * p + 1 for n, k, s, p, _, d in rows]
+        most = [m + s - 1 for m, s in zip(least, stride, strict=True)]
+        if min(most) > 0:
+            pairs = zip(least, most, strict=True)
+            extents = [draw(st.integers(max(1, m), n)) for m, n in pairs]
+            call["output_size"] = [*draw(st.sampled_from([[], [batch, channels[1]]])), *extents]
     return Case(
         f"ConvTranspose{ndim}d",
         (P_x,),
-        (draw(st.integers(1, 3)), channels[0], *space),
+        (batch, channels[0], *space),
         (channels[0], channels[1], size),
         options,
         {"P_y": P_y, "P_W": work},
         P_y,
         seed=draw(st.integers(0, 99)),
+        call=call,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from linop.layers.resample import Tap, _combined, _cubic, _range
+from linop.layers.resample import Tap, combined, interpolation, needed_inputs
 from linop.strategies.space.call import Call, Gathered
 from linop.strategies.space.rules.sliding import padded_range
 
@@ -43,20 +43,20 @@ def interpolate(
     if antialias:
         taps = [_smooth(mode, align, *pair, wide) for pair in pairs]
     else:
-        taps = [_taps(mode, align, j, ndim, *pair, wide) for j, pair in enumerate(pairs)]
+        taps = [interpolation(mode, align, j, *row, wide, ndim) for j, row in enumerate(pairs)]
         whole = _by_torch(call, x, out, mode, align_corners, shape)
         if whole is not None:
             return whole
 
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return _range(taps[j], a, b)
+    def needed(j: int, n: int, a: int, b: int) -> tuple[int, int]:
+        return needed_inputs(taps[j], a, b)
 
-    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    block, _ = padded_range(call, x, out, 2, needed)
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
     for j in reversed(range(ndim)):  # the last dimension first, as torch does
         a, b = call.grid.range_of(out, 2 + j)
-        start = needed(j, a, b)[0] if 2 + j in out.cut else 0
+        start = needed(j, x.shape[2 + j], a, b)[0] if 2 + j in out.cut else 0
         mine = [
             Tap(
                 (t.indices[a:b] - start).to(block.device),
@@ -64,7 +64,7 @@ def interpolate(
             )
             for t in taps[j]
         ]
-        block = _combined(block, 2 + j, mine)
+        block = combined(block, 2 + j, mine)
     return call.wrap(block.to(x.dtype), out)
 
 
@@ -82,11 +82,11 @@ def _by_torch(
     ndim = len(ratios)
     halo = 0 if mode.startswith("nearest") else 2 if mode == "bicubic" else 1
 
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        r, n = ratios[j], x.shape[2 + j]
+    def needed(j: int, n: int, a: int, b: int) -> tuple[int, int]:
+        r = ratios[j]
         return max(a // r - halo, 0), min(-(-b // r) + halo, n)
 
-    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    block, _ = padded_range(call, x, out, 2, needed)
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
     result = F.interpolate(
@@ -95,40 +95,11 @@ def _by_torch(
     crop = []
     for j in range(ndim):
         a, b = call.grid.range_of(out, 2 + j)
-        start = needed(j, a, b)[0] * ratios[j] if 2 + j in out.cut else 0
+        start = needed(j, x.shape[2 + j], a, b)[0] * ratios[j] if 2 + j in out.cut else 0
         crop.append(slice(a - start, b - start))
     if any(c.start or c.stop != m for c, m in zip(crop, result.shape[2:], strict=True)):
         result = result[(slice(None), slice(None), *crop)]
     return call.wrap(result, out)
-
-
-def _taps(
-    mode: str, align: bool, j: int, ndim: int, n: int, m: int, factor: float | None, dtype: Any
-) -> list[Tap]:
-    """Terms of the outputs along a dimension, as in ATen's UpSample.h."""
-    if mode.startswith("nearest"):
-        # torch's own rounding, which depends on the dtype and on the number of dimensions.
-        indices = torch.arange(n, dtype=dtype).reshape(
-            [n if k == j else 1 for k in range(-2, ndim)]
-        )
-        size = [m if k == j else 1 for k in range(ndim)] if factor is None else None
-        scales = None if factor is None else [factor if k == j else 1.0 for k in range(ndim)]
-        return [Tap(F.interpolate(indices, size, scales, mode).flatten().long(), None)]
-    at, cubic = torch.arange(m, dtype=dtype), mode == "bicubic"
-    if m == n and not cubic and (align or factor is None or factor == 1):
-        return [Tap(at.long(), None)]
-    if align:
-        at = at * ((n - 1) / (m - 1) if m > 1 else 0)
-    else:
-        ratio = torch.tensor(n / m if factor is None else 1 / factor, dtype=dtype)
-        at = ratio * (at + 0.5) - 0.5
-        at = at if cubic else at.clamp(min=0)
-    first = at.floor().clamp(max=n - 1)
-    t = (at - first).clamp(0, 1)
-    weights, before = (_cubic(t), 1) if cubic else ([1 - t, t], 0)
-    return [
-        Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
-    ]
 
 
 def _smooth(mode: str, align: bool, n: int, m: int, factor: float | None, dtype: Any) -> list[Tap]:

@@ -12,32 +12,30 @@ from torch.nn import functional as F
 
 from linop.layers.sliding import (
     TransposedWindow,
+    Window,
     adaptive_range,
-    averaged,
+    average,
+    conv_padding,
     cropped,
     largest,
     of_windows,
-    pool_padding,
+    pool_window,
 )
-from linop.strategies.space.call import Call, Gathered, count, per_dim
+from linop.strategies.space.call import Call, Gathered, per_dim
 from linop.strategies.space.layout import Layout
 
 Pads = Sequence[tuple[int, int]]
 
 
-def outputs(n: Sequence[int], pads: Pads, size: Any, stride: Any, dilation: Any) -> tuple[int, ...]:
-    """Extents of the output of a sliding kernel.
+def outputs(window: Window, n: Sequence[int]) -> tuple[int, ...]:
+    """Extents of the output of a kernel.
 
     Raises:
         RuntimeError: it would be empty, as torch's.
     """
-    rows = zip(n, pads, size, stride, dilation, strict=True)
-    found = tuple((m + a + b - d * (k - 1) - 1) // s + 1 for m, (a, b), k, s, d in rows)
-    if any(m < 1 for m in found):
-        raise RuntimeError(
-            f"kernel of size {tuple(size)} and dilation {tuple(dilation)} for an input of "
-            f"{tuple(n)} with padding {tuple(pads)}: the output would be empty"
-        )
+    found = window.output(n)
+    if min(found) < 1:
+        raise RuntimeError(f"{window} for an input of {tuple(n)}: the output would be empty")
     return found
 
 
@@ -49,7 +47,7 @@ def batched(call: Call, rule: Any, x: Any, ndim: int, *args: Any, **kwargs: Any)
 
 
 def padded_range(
-    call: Call, x: Any, out: Layout, first: int, needed: Any, pads: Pads
+    call: Call, x: Any, out: Layout, first: int, needed: Any, pads: Pads = ((0, 0),) * 3
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """This worker's block of the input of a kernel, zeros of the padding included where a dimension
     is cut; and the padding that is left to do in the others.
@@ -57,23 +55,22 @@ def padded_range(
     Args:
         out: the layout of the output.
         first: the first dimension of space.
-        needed: gives the range of the padded input that a range of outputs needs, by dimension of
-            space.
-        pads: (left, right) of each dimension of space.
+        needed: gives the range of the padded input that a range of outputs needs: a function of the
+            dimension of space, its extent, and the range.
+        pads: (left, right) of each dimension of space; by default there is no padding.
     """
     source = call.layout(x)
     shape, left = list(source.shape), []
     bounds = {d: out.bounds[d] for d in out.cut if d < first}
     segments: list[Any] = []
-    for j, (before, after) in enumerate(pads):
+    for j, (n, (before, after)) in enumerate(zip(source.shape[first:], pads, strict=False)):
         d = first + j
-        n = source.shape[d]
         if d not in out.cut:
             left.append((before, after))
             continue
         left.append((0, 0))
         shape[d] = n + before + after
-        bounds[d] = tuple(needed(j, a, b) if a < b else (0, 0) for a, b in out.bounds[d])
+        bounds[d] = tuple(needed(j, n, a, b) if a < b else (0, 0) for a, b in out.bounds[d])
         if before or after:
             segments.append((d, ((before, 0, n),)))
     target = source.changed(shape, out.axes, bounds)
@@ -98,24 +95,17 @@ def conv(
         return one
     size = tuple(weight.shape[2:])
     steps, spread = per_dim(stride, ndim), per_dim(dilation, ndim)
-    if padding == "same":
-        reach = [d * (k - 1) for d, k in zip(spread, size, strict=True)]
-        pads = [(r // 2, r - r // 2) for r in reach]
-    else:
-        pads = [(p, p) for p in per_dim(0 if padding == "valid" else padding, ndim)]
+    pads = conv_padding(call.name, padding, size, spread)
+    window = Window(size, steps, pads, spread)
     x = call.uncut(x, (1,))
     if x.shape[1] != weight.shape[1] * groups:
         raise RuntimeError(
             f"{call.name}: weight of shape {tuple(weight.shape)} with groups={groups}, and an "
             f"input of shape {tuple(x.shape)}: {weight.shape[1] * groups} channels expected"
         )
-    extents = outputs(x.shape[2:], pads, size, steps, spread)
+    extents = outputs(window, x.shape[2:])
     out = call.grid.follow(call.layout(x), (x.shape[0], weight.shape[0], *extents))
-
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return a * steps[j], (b - 1) * steps[j] + spread[j] * (size[j] - 1) + 1
-
-    block, rest = padded_range(call, x, out, 2, needed, pads)
+    block, rest = padded_range(call, x, out, 2, window.inputs, pads)
     w, b = call.beside(weight, out), call.beside(bias, out)
     mine = call.local_shape(out)
     if 0 in mine:
@@ -161,11 +151,7 @@ def conv_transpose(
         raise Gathered  # torch's error
     shape = (x.shape[0], weight.shape[1] * groups, *extents)
     out = call.grid.follow(call.layout(x), shape)
-
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return kernel.inputs(j, n[j], a, b)
-
-    block, _ = padded_range(call, x, out, 2, needed, [(0, 0)] * ndim)
+    block, _ = padded_range(call, x, out, 2, kernel.inputs)
     w, b = call.beside(weight, out), call.beside(bias, out)
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block, w, b), out)
@@ -173,7 +159,7 @@ def conv_transpose(
     crops = []
     for j in range(ndim):
         cut = call.grid.range_of(out, 2 + j)
-        begin = needed(j, *cut)[0] if 2 + j in out.cut else 0
+        begin = kernel.inputs(j, n[j], *cut)[0] if 2 + j in out.cut else 0
         crops.append(kernel.crop(j, begin, block.shape[2 + j], *cut))
     extra = [more for more, _ in crops]
     result = call.function(block, w, b, kernel.stride, 0, extra, groups, kernel.dilation)
@@ -183,44 +169,26 @@ def conv_transpose(
 # Pools
 
 
-def _pooled(call: Call, x: Any, settings: Any, ceil: bool, fill: float, pool: Any) -> Any:
+def _pooled(call: Call, x: Any, settings: Any, fill: float, pool: Any) -> Any:
     """A pool over the last dimensions.
 
     Args:
-        settings: kernel, stride, padding and dilation, a tuple of each.
+        settings: kernel, stride, padding and dilation, a tuple of each, and `ceil_mode`.
         fill: value of the padding.
-        pool: function of this worker's padded block and of the range of its outputs, by dimension.
+        pool: function of this worker's padded block, the window, the range of its outputs by
+            dimension, and the extents of x.
     """
-    size, steps, pads, spread = settings
-    ndim = len(size)
-    first = x.ndim - ndim
+    first = x.ndim - len(settings[0])
     n = x.shape[first:]
-    rows = zip(n, size, steps, pads, spread, strict=True)
-    both = [pool_padding(*row, ceil) for row in rows]
-    extents = outputs(n, both, size, steps, spread)
-    out = call.grid.follow(call.layout(x), (*x.shape[:first], *extents))
-
-    def clipped(j: int, a: int, b: int) -> tuple[int, int]:
-        begin = a * steps[j] - both[j][0]
-        end = begin + (b - 1 - a) * steps[j] + spread[j] * (size[j] - 1) + 1
-        low = min(max(begin, 0), n[j])
-        return low, max(min(end, n[j]), low)
-
-    block, _ = padded_range(call, x, out, first, clipped, [(0, 0)] * ndim)
+    window = pool_window(n, *settings)
+    out = call.grid.follow(call.layout(x), (*x.shape[:first], *outputs(window, n)))
+    block, _ = padded_range(call, x, out, first, lambda *row: window.inside(*row)[0])
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
-    where = [call.grid.range_of(out, first + j) for j in range(ndim)]
-    widths = []
-    for j, (a, b) in enumerate(where):
-        begin = a * steps[j] - both[j][0]
-        end = begin + (b - 1 - a) * steps[j] + spread[j] * (size[j] - 1) + 1
-        low, high = clipped(j, a, b) if first + j in out.cut else (0, n[j])
-        if first + j not in out.cut:
-            end = max(end, high)  # torch leaves unused input out
-        widths.append((low - begin, end - high))
-    flat = _flat(widths)
+    where = [call.grid.range_of(out, first + j) for j in range(len(n))]
+    flat = _flat([window.inside(j, n[j], *cut)[1] for j, cut in enumerate(where)])
     padded = F.pad(block, flat, value=fill) if any(flat) else block
-    return call.wrap(pool(padded, where, n), out)
+    return call.wrap(pool(padded, window, where, n), out)
 
 
 def max_pool(
@@ -240,13 +208,13 @@ def max_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, []) else size
-    settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim)
+    settings = size, steps, per_dim(padding, ndim), per_dim(dilation, ndim), ceil_mode
     function = getattr(F, f"max_pool{ndim}d")
 
-    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
+    def pool(block: Tensor, *_: Any) -> Tensor:
         return function(block, size, steps, 0, settings[3])  # type: ignore[no-any-return]
 
-    return _pooled(call, x, settings, ceil_mode, -torch.inf, pool)
+    return _pooled(call, x, settings, -torch.inf, pool)
 
 
 def avg_pool(
@@ -264,23 +232,13 @@ def avg_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
-    pads = per_dim(padding, ndim)
-    settings = size, steps, pads, (1,) * ndim
-    whole = count(size, range(ndim))
+    settings = size, steps, per_dim(padding, ndim), (1,) * ndim, ceil_mode
 
-    def pool(block: Tensor, where: Any, n: Any) -> Tensor:
-        result: Tensor = call.function(block, size, steps)
-        if divisor_override is not None:
-            return result * (whole / divisor_override)
-        counts = torch.ones((), dtype=torch.float64)
-        for j, pair in enumerate(where):
-            row = size[j], steps[j], pads[j]
-            counts = counts[..., None] * averaged(pair, n[j], *row, count_include_pad)
-        if bool((counts == whole).all()):
-            return result
-        return result * (whole / counts).to(result)
+    def pool(block: Tensor, window: Window, where: Any, n: Any) -> Tensor:
+        choices = count_include_pad, divisor_override
+        return average(call.function, window, where, n, *choices)(block)
 
-    return _pooled(call, x, settings, ceil_mode, 0.0, pool)
+    return _pooled(call, x, settings, 0.0, pool)
 
 
 def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool = False) -> Any:
@@ -303,10 +261,10 @@ def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool
         raise Gathered
     out = call.grid.follow(call.layout(x), (*x.shape[:first], *m))
 
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return adaptive_range(n[j], m[j], a, b)
+    def needed(j: int, extent: int, a: int, b: int) -> tuple[int, int]:
+        return adaptive_range(extent, m[j], a, b)
 
-    block, _ = padded_range(call, x, out, first, needed, [(0, 0)] * ndim)
+    block, _ = padded_range(call, x, out, first, needed)
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
     where = [call.grid.range_of(out, first + j) for j in range(ndim)]
@@ -317,8 +275,8 @@ def adaptive_pool(call: Call, input: Any, output_size: Any, return_indices: bool
     # One dimension after the other, the last one first: of equal maxima the first one's in the
     # order of rows then gets the gradient, as in torch.
     for j in reversed(range(ndim)):
-        begin = needed(j, *where[j])[0] if first + j in out.cut else 0
-        windows = [needed(j, o, o + 1) for o in range(*where[j])]
+        begin = needed(j, n[j], *where[j])[0] if first + j in out.cut else 0
+        windows = [needed(j, n[j], o, o + 1) for o in range(*where[j])]
         windows = [(a - begin, b - begin) for a, b in windows]
         block = of_windows(block, first + j, windows, torch.mean if kind == "avg" else largest)
     return call.wrap(block, out)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from linop.layers.sliding import TransposedWindow, Window
 from linop.strategies.space.call import Call, Gathered, per_dim
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import REPLICATED, Axis, Layout
@@ -65,18 +66,15 @@ def im2col(
     if x.ndim == 3:
         return im2col(call, x.unsqueeze(0), *settings).squeeze(0)
     size, spread, pads, steps = (per_dim(value, 2) for value in settings)
-    both = [(p, p) for p in pads]
-    extents = outputs(x.shape[2:], both, size, steps, spread)
+    window = Window(size, steps, tuple((p, p) for p in pads), spread)
+    extents = outputs(window, x.shape[2:])
     channels = x.shape[1] * size[0] * size[1]
     axes = _rows(x)
     bounds = {0: x.blocks.bounds[0]} if 0 in axes else {}
     out = x.blocks.changed((x.shape[0], channels, *extents), axes, bounds)
     out = call.grid.follow(out, out.shape).changed(bounds=bounds)
 
-    def needed(j: int, a: int, b: int) -> tuple[int, int]:
-        return a * steps[j], (b - 1) * steps[j] + spread[j] * (size[j] - 1) + 1
-
-    block, rest = padded_range(call, x, out, 2, needed, both)
+    block, rest = padded_range(call, x, out, 2, window.inputs, window.pads)
     flat = _flattened(out)
     if 0 in call.local_shape(flat):
         return call.wrap(call.grid.empty(flat, block.dtype, block), flat)
@@ -111,7 +109,7 @@ def col2im(
         per_dim(value, 2) for value in (kernel_size, dilation, padding, stride)
     )
     n = per_dim(output_size, 2)
-    rows, columns = outputs(n, [(p, p) for p in pads], size, steps, spread)
+    rows, columns = outputs(Window(size, steps, tuple((p, p) for p in pads), spread), n)
     x = call.uncut(x, (1,))
     if x.shape[2] != rows * columns or x.shape[1] % (size[0] * size[1]):
         raise Gathered  # torch's error
@@ -120,25 +118,18 @@ def col2im(
     shape = (x.shape[0], x.shape[1] // (size[0] * size[1]), *n)
     bounds = {0: x.blocks.bounds[0]} if 0 in x.blocks.cut else {}
     out = call.grid.follow(x.blocks.changed(shape, bounds=bounds), shape).changed(bounds=bounds)
-    reach = spread[0] * (size[0] - 1)
-
-    def needed(a: int, b: int) -> tuple[int, int]:
-        """Rows of windows that have one of some rows of the images."""
-        low = max((a + pads[0] - reach) // steps[0], 0)
-        high = min((b - 1 + pads[0]) // steps[0], rows - 1)
-        return min(low, high), high + 1
-
+    kernel = TransposedWindow(size, steps, pads, (0, 0), spread)
     wanted = dict(bounds)
     if 2 in out.cut:
-        ranges = (needed(a, b) if a < b else (0, 0) for a, b in out.bounds[2])
+        ranges = (kernel.inputs(0, rows, *cut) for cut in out.bounds[2])
         wanted[2] = tuple((a * columns, b * columns) for a, b in ranges)
     block = call.to(x, x.blocks.changed(axes=out.axes, bounds=wanted))
     if 0 in call.local_shape(out):
         return call.wrap(call.grid.empty(out, block.dtype, block), out)
     a, b = call.grid.range_of(out, 2)
-    first, last = needed(a, b) if 2 in out.cut else (0, rows)
+    first, last = kernel.inputs(0, rows, a, b) if 2 in out.cut else (0, rows)
     begin = first * steps[0] - pads[0]
-    height = (last - first - 1) * steps[0] + reach + 1
+    height = (last - first - 1) * steps[0] + kernel.reach(0) + 1
     result = F.fold(block, (height, n[1]), size, spread, (0, pads[1]), steps)
     # Rows of others are cut off; those that no window has are zeros.
     block = F.pad(result, (0, 0, begin - a, b - begin - height))

@@ -1,10 +1,10 @@
 """The paper's general algorithm of distributed convolution (section 4), which includes splitting
 over space alone and over channels alone; also of transposed ones, and of those with groups.
-`linop.layers.conv` has the layers."""
+`linop.layers.convolutions.conv` has the layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.parameters.weights import drawn, hold
-from linop.layers.sliding import TransposedWindow, Window, spatial
+from linop.layers.sliding import Sliding, TransposedWindow, Window, spatial
 from linop.normal_form.matching import Segment
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
@@ -54,15 +54,15 @@ class Kernels(Layer):
     gathered, group after group, by an index map of the channels.
 
     Args:
-        whole: the sequential layer, without memory.
-        make: makes it, and draws its parameters.
+        P_x, P_y, P_W, groups: as of the layers.
+        window: the kernel's geometry.
+        arguments: of torch's layer.
     """
 
     ndim = 0
     transposed = False
     weight: Tensor | None
     bias: Tensor | None
-    window: Window | TransposedWindow
 
     def __init__(
         self,
@@ -70,16 +70,18 @@ class Kernels(Layer):
         P_y: Partition | None,
         P_W: Partition | None,
         groups: int,
-        make: Callable[[], Any],
+        window: Window | TransposedWindow,
+        arguments: Sequence[Any],
     ) -> None:
         P_y = P_x if P_y is None else P_y
         super().__init__([P_x], P_y, *([] if P_W is None else [P_W]))
         for grid in (P_x, P_y):
             spatial(self._name, grid, self.ndim)
         self.P_W = self._work_partition(P_x, P_W, groups)
-        whole = drawn(self, make)
+        kind = getattr(torch.nn, f"Conv{'Transpose' * self.transposed}{self.ndim}d")
+        whole = drawn(self, lambda: kind(*arguments))
         self.in_channels, self.out_channels = whole.in_channels, whole.out_channels
-        self.groups = groups
+        self.groups, self.window = groups, window
         self._outputs = even(self.out_channels, self.P_W.shape[1])
         root = (slice(0, 1), slice(None), slice(None), *[slice(0, 1)] * self.ndim)
         self._hold("weight", self.P_W[root], whole.weight)
@@ -164,9 +166,10 @@ class Kernels(Layer):
                 f"{self._name}: an input of shape {X.global_shape}; (batch, {self.in_channels}, …) "
                 f"of {self.ndim + 2} dimensions expected"
             )
-        arrive = self._input(X)
+        window = self.fitted(X)
+        arrive = self._input(X, window)
         space = range(2, X.ndim)
-        shape = (X.global_shape[0], self.out_channels, *self.window.output(X.global_shape[2:]))
+        shape = (X.global_shape[0], self.out_channels, *window.output(X.global_shape[2:]))
         assert self.output is not None
         products = TensorSpace(shape, self.P_W, X.dtype, [0, 1, COPIES, *space])
         summed = self.moved(
@@ -183,7 +186,7 @@ class Kernels(Layer):
         at = self.P_W.coordinates(self.worker)
         mine, pieces = products.local_shape(self.worker), self._pieces(at)
         biased = at[2] == 0 and "bias" in self.spaces
-        kernel = self.kernel(X, products)
+        kernel = self.kernel(X, products, window)
 
         def convolve(x: Tensor) -> Tensor:
             weight = spread(self.weight)
@@ -204,21 +207,28 @@ class Kernels(Layer):
 
         return convolve
 
-    def kernel(self, X: TensorSpace, products: TensorSpace) -> Function:
+    def fitted(self, X: TensorSpace) -> Window | TransposedWindow:
+        """The kernel's geometry in this call."""
+        del X
+        return self.window
+
+    def kernel(self, X: TensorSpace, products: TensorSpace, window: Any) -> Function:
         """torch's function of this worker's input, weight, bias, and number of groups."""
         raise NotImplementedError
 
-    def _needed(self, X: TensorSpace) -> list[Bounds]:
-        return self.window.needed(X.global_shape[2:], self.P_W[0, 0, 0])
+    def needed(self, X: TensorSpace, window: Sliding) -> list[Bounds]:
+        """Ranges of the input that the workers' blocks of the output need, by dimension of space
+        and coordinate."""
+        return window.needed(X.global_shape[2:], self.P_W[0, 0, 0])
 
-    def _input(self, X: TensorSpace) -> Function:
+    def _input(self, X: TensorSpace, window: Window | TransposedWindow) -> Function:
         """Movement from blocks of X to the padded input of each worker: boundary padding, halos,
         selections and copies of channels in one operator."""
-        pads = self.window.pads if isinstance(self.window, Window) else ((0, 0),) * self.ndim
+        pads = window.pads if isinstance(window, Window) else ((0, 0),) * self.ndim
         widths = ((0, 0), (0, 0), *pads)
         shape = [n + a + b for n, (a, b) in zip(X.global_shape, widths, strict=True)]
         segments = edges(X.global_shape, widths, self.padding_mode)
-        bounds: dict[int, Bounds] = dict(enumerate(self._needed(X), start=2))
+        bounds: dict[int, Bounds] = dict(enumerate(self.needed(X, window), start=2))
         grid, axes = self.P_W, [0, COPIES, 1, *range(2, X.ndim)]
         if self.groups > 1:
             grid, axes = _merged(grid), [0, 1, *range(2, X.ndim)]

@@ -13,10 +13,10 @@ from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.sliding import (
     Pads,
     Window,
-    averaged,
+    average,
     check_dimensions,
     numbers,
-    pool_padding,
+    pool_window,
     spatial,
 )
 from linop.operators.named_movement import collective
@@ -54,34 +54,25 @@ class _Pool(Layer):
                 f"most half of it, as in torch"
             )
 
-    def window(self, shape: tuple[int, ...]) -> Window:
-        """The window over a tensor of a shape in space. With `ceil_mode` its right padding is
-        enlarged, for a last kernel that begins in the tensor or in the left padding."""
-        rows = zip(shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        pads = tuple(pool_padding(*row, self.ceil_mode) for row in rows)
-        return Window(self.kernel_size, self.stride, pads, self.dilation)
-
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         check_dimensions(self._name, X, self.ndim)
         extents = X.global_shape[2:]
-        window = self.window(extents)
+        settings = self.kernel_size, self.stride, self.padding, self.dilation
+        window = pool_window(extents, *settings, self.ceil_mode)
         bounds, pads = dict(enumerate(X.bounds)), []
+        outputs = window.blocks(extents, self.grid)
         at = X.partition.coordinates(self.worker)[2:] if self.worker in X.partition else ()
-        for d, cuts in enumerate(window.needed(extents, self.grid)):
-            left, n = window.pads[d][0], extents[d]
-            inside = [(min(max(a - left, 0), n), max(min(b - left, n), 0)) for a, b in cuts]
-            bounds[d + 2] = tuple((min(a, b), b) for a, b in inside)
-            if at:
-                (a, b), (first, last) = cuts[at[d]], bounds[d + 2][at[d]]
-                pads.append((first + left - a, b - (last + left)) if a < b else (0, 0))
+        for d, (n, cuts) in enumerate(zip(extents, outputs, strict=True)):
+            each = [window.inside(d, n, *cut) for cut in cuts]
+            bounds[d + 2] = tuple(inside for inside, _ in each)
+            pads += [each[at[d]][1]] if at else []
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
         arrive = self.moved(collective, "H", "", X, needed)
         if not at:
             return arrive
-        outputs = TensorSpace((*X.global_shape[:2], *window.output(extents)), X.partition)
-        mine = (*needed.local_shape(self.worker)[:2], *outputs.local_shape(self.worker)[2:])
-        where = tuple((s.start, s.stop) for s in outputs.slices(self.worker)[2:])
+        where = tuple(cuts[k] for cuts, k in zip(outputs, at, strict=True))
+        mine = (*needed.local_shape(self.worker)[:2], *(b - a for a, b in where))
         pool = self.pooling(window, where, extents)
         # torch wants the last dimension first.
         flat = [width for pair in reversed(pads) for width in pair]
@@ -172,17 +163,8 @@ class _AvgPool(_Pool):
 
     def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
         pool = getattr(torch.nn.functional, f"avg_pool{self.ndim}d")
-        size = prod(window.size)
-        if self.divisor_override is not None:
-            factor = size / self.divisor_override
-            return lambda x: pool(x, window.size, window.stride) * factor
-        counts = torch.ones((), dtype=torch.float64)
-        for d, pair in enumerate(where):
-            row = self.kernel_size[d], self.stride[d], self.padding[d]
-            counts = counts[..., None] * averaged(pair, extents[d], *row, self.count_include_pad)
-        if bool((counts == size).all()):
-            return lambda x: pool(x, window.size, window.stride)
-        return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
+        choices = self.count_include_pad, self.divisor_override
+        return average(pool, window, where, extents, *choices)
 
 
 class _LPPool(_AvgPool):
@@ -215,45 +197,36 @@ class _LPPool(_AvgPool):
 
 
 class MaxPool1d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 1
 
 
 class MaxPool2d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 2
 
 
 class MaxPool3d(_MaxPool):
-    __doc__ = _MaxPool.__doc__
     ndim = 3
 
 
 class AvgPool1d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 1
 
 
 class AvgPool2d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 2
 
 
 class AvgPool3d(_AvgPool):
-    __doc__ = _AvgPool.__doc__
     ndim = 3
 
 
 class LPPool1d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 1
 
 
 class LPPool2d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 2
 
 
 class LPPool3d(_LPPool):
-    __doc__ = _LPPool.__doc__
     ndim = 3

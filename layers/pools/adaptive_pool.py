@@ -186,30 +186,24 @@ class _AdaptiveMaxPool(_AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    __doc__ = _AdaptiveAvgPool.__doc__
     ndim = 1
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    __doc__ = _AdaptiveAvgPool.__doc__
     ndim = 2
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    __doc__ = _AdaptiveAvgPool.__doc__
     ndim = 3
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    __doc__ = _AdaptiveMaxPool.__doc__
     ndim = 1
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    __doc__ = _AdaptiveMaxPool.__doc__
     ndim = 2
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    __doc__ = _AdaptiveMaxPool.__doc__
     ndim = 3

@@ -1,16 +1,19 @@
-"""Distributed convolutions, and transposed ones. What they share is in `linop.layers.kernels`."""
+"""Distributed convolutions, and transposed ones, as torch.nn has them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
-from linop.errors import ArgumentError
-from linop.layers.kernels import Kernels
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.convolutions.kernels import Kernels
 from linop.layers.layer import Function
-from linop.layers.sliding import TransposedWindow, Window, cropped, numbers
+from linop.layers.sliding import TransposedWindow, Window, conv_padding, cropped, numbers
 from linop.operators.padding import PaddingMode
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -58,38 +61,18 @@ class _Conv(Kernels):
         P_y: Partition | None = None,
         P_W: Partition | None = None,
     ) -> None:
-        pads: list[int] = []
-
-        def make() -> Any:
-            whole = getattr(torch.nn, f"Conv{self.ndim}d")(
-                in_channels,
-                out_channels,
-                kernel_size,
-                stride,
-                padding,
-                dilation,
-                groups,
-                bias,
-                padding_mode,
-                device,
-                dtype,
-            )
-            # torch has resolved "same" and "valid" here; last dimension first.
-            pads[:] = whole._reversed_padding_repeated_twice
-            return whole
-
-        super().__init__(P_x, P_y, P_W, groups, make)
+        size = numbers(self._name, "kernel_size", kernel_size, self.ndim, 1)
+        steps = numbers(self._name, "stride", stride, self.ndim, 1)
+        spread = numbers(self._name, "dilation", dilation, self.ndim, 1)
+        pads = conv_padding(self._name, padding, size, spread)
+        rest = stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        window, channels = Window(size, steps, pads, spread), (in_channels, out_channels)
+        super().__init__(P_x, P_y, P_W, groups, window, (*channels, kernel_size, *rest))
         self.padding_mode = padding_mode
-        self.window = Window(
-            numbers(self._name, "kernel_size", kernel_size, self.ndim, 1),
-            numbers(self._name, "stride", stride, self.ndim, 1),
-            tuple((pads[2 * k], pads[2 * k + 1]) for k in reversed(range(self.ndim))),
-            numbers(self._name, "dilation", dilation, self.ndim, 1),
-        )
 
-    def kernel(self, X: TensorSpace, products: TensorSpace) -> Function:
+    def kernel(self, X: TensorSpace, products: TensorSpace, window: Window) -> Function:
         conv = getattr(torch.nn.functional, f"conv{self.ndim}d")
-        stride, dilation = self.window.stride, self.window.dilation
+        stride, dilation = window.stride, window.dilation
         return lambda x, w, b, groups: conv(x, w, b, stride, 0, dilation, groups)
 
 
@@ -103,8 +86,8 @@ class _ConvTranspose(Kernels):
     Args:
         P_x: the partition of the input: batch, channels, space.
         in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
-            dilation, padding_mode, device, dtype: as in torch.nn. A call takes no `output_size`:
-            give `output_padding`.
+            dilation, padding_mode, device, dtype: as in torch.nn. Calls take torch's
+            `output_size`, too.
         P_y: the partition of the output; by default `P_x`.
         P_W: the workers that compute: a grid over output channels, input channels (with groups,
             those of each) and space, or over batch, output channels, input channels and space. By
@@ -154,34 +137,50 @@ class _ConvTranspose(Kernels):
                 f"{self._name}: output_padding {window.output_padding}; less than the stride "
                 f"{window.stride} or the dilation {window.dilation} expected"
             )
-        super().__init__(
-            P_x,
-            P_y,
-            P_W,
-            groups,
-            lambda: getattr(torch.nn, f"ConvTranspose{self.ndim}d")(
-                in_channels,
-                out_channels,
-                kernel_size,
-                stride,
-                padding,
-                output_padding,
-                groups,
-                bias,
-                dilation,
-                padding_mode,
-                device,
-                dtype,
-            ),
-        )
-        self.window = window
+        rest = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
+        channels = in_channels, out_channels
+        super().__init__(P_x, P_y, P_W, groups, window, (*channels, kernel_size, *rest))
 
-    def kernel(self, X: TensorSpace, products: TensorSpace) -> Function:
-        conv, window = getattr(torch.nn.functional, f"conv_transpose{self.ndim}d"), self.window
+    @_disable_dynamo  # a layer is a graph break, and would be called again without output_size
+    def forward(  # type: ignore[override]
+        self, input: Tensor | None = None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        """This worker's block of the output. See `Layer`.
+
+        Args:
+            input: this worker's block of the input.
+            output_size: the extents in space of the whole output, or its shape, as in torch.nn; the
+                same on every worker. Without it, `output_padding` says them.
+
+        Raises:
+            ShapeError: the kernel has no output of that size. BackendError: workers give different
+                ones. Both on every worker.
+        """
+        self.__dict__["_call_options"] = () if output_size is None else tuple(map(int, output_size))
+        return super().forward(input)
+
+    def fitted(self, X: TensorSpace) -> TransposedWindow:
+        window = self.window
         assert isinstance(window, TransposedWindow)
+        if not self._call_options:
+            return window
+        least = replace(window, output_padding=(0,) * self.ndim).output(X.global_shape[2:])
+        most = tuple(n + s - 1 for n, s in zip(least, window.stride, strict=True))
+        given = self._call_options
+        size = given[2:] if len(given) == self.ndim + 2 else given
+        rows = list(zip(least, size, most, strict=False))
+        if len(size) != self.ndim or any(not a <= n <= b for a, n, b in rows):
+            raise ShapeError(
+                f"{self._name}: output_size={given} for an input of shape {X.global_shape}; "
+                f"from {least} to {most} expected, the extents of the whole output in space"
+            )
+        return replace(window, output_padding=tuple(n - a for a, n, _ in rows))
+
+    def kernel(self, X: TensorSpace, products: TensorSpace, window: TransposedWindow) -> Function:
+        conv = getattr(torch.nn.functional, f"conv_transpose{self.ndim}d")
         at = self.P_W.coordinates(self.worker)[3:]
         crops = []
-        for d, cuts in enumerate(self._needed(X)):
+        for d, cuts in enumerate(self.needed(X, window)):
             (begin, end), out = cuts[at[d]], products.bounds[2 + d][at[d]]
             crops.append(window.crop(d, begin, end - begin, *out))
         extra, where = [more for more, _ in crops], [part for _, part in crops]
@@ -193,30 +192,24 @@ class _ConvTranspose(Kernels):
 
 
 class Conv1d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 1
 
 
 class Conv2d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 2
 
 
 class Conv3d(_Conv):
-    __doc__ = _Conv.__doc__
     ndim = 3
 
 
 class ConvTranspose1d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 2
 
 
 class ConvTranspose3d(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__
     ndim = 3

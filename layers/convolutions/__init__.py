@@ -1,0 +1,1 @@
+"""Convolutions and transposed ones, and the algorithm that they share."""

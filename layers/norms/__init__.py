@@ -1,0 +1,1 @@
+"""Normalisations of channels, last dimensions and neighbours, by statistics of the whole tensor."""
