@@ -1,6 +1,5 @@
-"""Normalisations of channels, over batch and space, with the statistics of the global tensor on any
-partition; and what all normalisation layers share. The reductions are in `linop.layers.moments`,
-other normalisations in `linop.layers.norms.other_norms`."""
+"""The base class of normalisation layers: their weight and bias, and the dtype of sums. The
+reductions are in `linop.layers.moments`."""
 
 from __future__ import annotations
 
