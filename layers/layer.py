@@ -409,10 +409,12 @@ class Layer(torch.nn.Module):
             result = function(*tensors)
             if result is None:  # this worker passed None, and nothing moves
                 result = zero_volume_result(X)
+            nothing_moved = any(result is x for x in tensors)
             result = result.reshape(shape_for(tensors[0]))
             if torch.is_grad_enabled() and result.is_floating_point() and not result.requires_grad:
-                result = result.detach().requires_grad_()  # nothing moved: the result is x itself
-            return result
+                result, nothing_moved = result.detach().requires_grad_(), True
+            # Neither an argument nor a leaf may be changed in place by who takes the result.
+            return result.clone() if nothing_moved else result
 
         return call
 

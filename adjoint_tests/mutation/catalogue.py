@@ -8,6 +8,7 @@ from mutation.fault import Fault
 from mutation.faults import (
     algebra,
     blocks,
+    calls,
     data_parallel,
     krylov,
     loops,
@@ -39,6 +40,7 @@ ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "collectives": running.COLLECTIVES,
     "device": running.DEVICE,
     "agreement": running.AGREEMENT,
+    "calls of layers": calls.CALLS,
     "autograd": tops.AUTOGRAD,
     "layers": tops.LAYERS,
     "strategies": strategies.STRATEGIES,

@@ -48,6 +48,8 @@ class Bridge:
             on every worker: backward runs on all of them or none, whichever tensors a worker has.
             Each bridge has its own: torch's anomaly mode holds the lock of a leaf's node while it
             waits for the interpreter, so that threads with a common leaf would deadlock.
+        takes_one: True if this worker holds one region of the domain.
+        makes_many: True if it holds several of the codomain.
     """
 
     def __init__(self, plan: BoundPlan, order: Order) -> None:
@@ -63,7 +65,9 @@ class Bridge:
             [Port(plan.backend, region, dtype) for region in held(space, plan.backend.worker)]
             for space, dtype in ((plan.domain, self.dtype), (plan.codomain, made))
         )
-        self.one = len(self._into) == len(self._out_of) == 1
+        self._argument = self._into[0] if len(self._into) == 1 else None
+        self._result = self._out_of[0] if len(self._out_of) == 1 else None
+        self.takes_one, self.makes_many = self._argument is not None, len(self._out_of) > 1
         device = plan.backend.arrays.device
         self._nothing = torch.empty(0, dtype=self.dtype, device=device)
         self._nothing_made = torch.empty(0, dtype=made, device=device)
@@ -175,8 +179,8 @@ class Bridge:
 
     def _array(self, tensors: Sequence[Any]) -> Any:
         try:
-            if self.one:
-                return self._into[0].array(tensors[0])
+            if self._argument is not None:
+                return self._argument.array(tensors[0])
             if not self._into:
                 return None
             pairs = zip(self._into, tensors, strict=True)
@@ -185,17 +189,16 @@ class Bridge:
             return Unfit(error)
 
     def _tensors(self, y: Any) -> tuple[Any, ...]:
-        if self.one:
-            return (self._out_of[0].tensor(y),)
+        if self._result is not None:
+            return (self._result.tensor(y),)
         if y is None:
             return (torch.empty_like(self._nothing_made),)
-        arrays = y.values() if isinstance(y, dict) else [y]
-        return tuple(p.tensor(a) for p, a in zip(self._out_of, arrays, strict=True))
+        return tuple(p.tensor(a) for p, a in zip(self._out_of, y.values(), strict=True))
 
     def wrapped(self, tensors: Sequence[Any]) -> Any:
         """Result for the user: a tensor, or a dict by region name, from tensors in the order of the
         regions held here."""
-        if len(self._out_of) < 2:
+        if not self.makes_many:
             return tensors[0]
         return {port.name: t for port, t in zip(self._out_of, tensors, strict=True)}
 

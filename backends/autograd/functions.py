@@ -71,9 +71,9 @@ def apply(
     if torch.compiler.is_compiling():
         return _uncompiled(op, x, backend, where, empty)
     bridge = bridge_of(op, backend)
-    tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
+    tensors = (x,) if bridge.takes_one and is_of(x, bridge.dtype) else bridge.tensors(x)
     results = _through(bridge, (opened(bridge), where, empty), tensors)
-    return results[0] if bridge.one else bridge.wrapped(results)
+    return bridge.wrapped(results) if bridge.makes_many else results[0]
 
 
 def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[Any, ...]:
@@ -280,7 +280,8 @@ def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[An
 
 def _ran(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[Any, ...]:
     results = run(bridge, tensors)
-    return results if call[2] is None else (results[0].reshape(call[2]),)
+    # A new tensor: autograd forbids to change a view made in a Function in place.
+    return results if call[2] is None else (results[0].new_empty(call[2]),)
 
 
 def _transforms() -> bool:

@@ -31,33 +31,48 @@ class Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Broadcast(torch.autograd.Function):  # type: ignore[misc]
-    """Broadcast from rank 0, whose result is its argument. The others pass an empty tensor."""
+    """Broadcast from rank 0. The others pass an empty tensor.
+
+    Args of `apply`:
+        copies: the root's result is a copy; else its argument itself, which torch makes a view:
+            autograd forbids to change it in place, on the root alone.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm, shape: Sequence[int]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, comm: MPI.Intracomm, shape: Sequence[int], copies: bool = False
+    ) -> Tensor:
         ctx.comm, ctx.shape = comm, x.shape
-        y = x.contiguous() if comm.rank == 0 else x.new_empty(shape)
+        y = _at_root(x, copies) if comm.rank == 0 else x.new_empty(shape)
         comm.Bcast(_memory(y))
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _reduced(g.contiguous(), ctx.comm, ctx.shape), None, None
+        return _reduced(g.contiguous(), ctx.comm, ctx.shape), None, None, None
 
 
 class SumReduce(torch.autograd.Function):  # type: ignore[misc]
-    """Sum-reduce to rank 0. The result of the others is an empty tensor."""
+    """Sum-reduce to rank 0. The result of the others is an empty tensor.
+
+    Args of `apply`:
+        copies: the root's gradient is a copy; else that of its result.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
-        ctx.comm, ctx.shape = comm, x.shape
+    def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm, copies: bool = False) -> Tensor:
+        ctx.comm, ctx.shape, ctx.copies = comm, x.shape, copies
         return _reduced(x.contiguous(), comm, (x.shape[0], 0))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        result = g.contiguous() if ctx.comm.rank == 0 else g.new_empty(ctx.shape)
+        result = _at_root(g, ctx.copies) if ctx.comm.rank == 0 else g.new_empty(ctx.shape)
         ctx.comm.Bcast(_memory(result))
-        return result, None
+        return result, None, None
+
+
+def _at_root(x: Tensor, copies: bool) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format) if copies else x.contiguous()
 
 
 def _reduced(x: Tensor, comm: MPI.Intracomm, elsewhere: Sequence[int]) -> Tensor:

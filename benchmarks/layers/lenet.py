@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from linop import Partition, layers
 Tensor = Any
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/lenet5.py"
 _BATCH = 256
+BATCHES, ROWS = Partition((2, 1, 1, 1)), Partition((1, 1, 2, 1))
+"""Images on 2 ranks: halves of the batch, or of each image."""
 
 
 def example() -> Any:
@@ -33,11 +36,16 @@ def example() -> Any:
     return module
 
 
-def on_two() -> nn.Module:
-    """LeNet-5 on two workers: images in halves; the first linear layer, which is the largest, by
-    its columns; the small ones, and the scores, on worker 1, which has two rows of five after the
-    last pool, and does not scatter images."""
-    one, image = Partition((1, 1), [1]), Partition((1, 1, 2, 1))
+def on_two(image: Partition) -> nn.Module:
+    """LeNet-5 on two workers, whose images are cut in halves, the batch or each image; the first
+    linear layer, which is the largest, by its columns; the small ones, and the scores, on worker
+    1, which does not scatter images.
+
+    Args:
+        image: the partition of images. By the batch both workers compute as much; by rows, worker
+            1 has two rows of five after the last pool.
+    """
+    one = Partition((1, 1), [1])
     modules: dict[str, nn.Module] = {
         "scatter": layers.Repartition(Partition((1, 1, 1, 1)), image),
         "C1": layers.Conv2d(image, 1, 6, 5, padding=2),
@@ -209,12 +217,16 @@ class ByHand(nn.Module):  # type: ignore[misc]
         return Moved.apply(x, comm, 0, 5)
 
 
-def lenet(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """A step with Adam."""
+def lenet(comm: MPI.Intracomm, size: int, peers: bool, halves: Partition = BATCHES) -> Sides:
+    """A step with Adam.
+
+    Args:
+        halves: the partition of images on 2 ranks.
+    """
     made = example()
     x, labels = drawn((_BATCH, 1, 28, 28), 1) / 9, torch.arange(_BATCH) % 10
     mine = x if comm.rank == 0 else x.flatten(1)[:, :0]
-    ours = on_two if comm.size == 2 else made.distributed
+    ours = partial(on_two, halves) if comm.size == 2 else made.distributed
     sides = {"linop": step(seeded(ours), mine, labels, adam=True)}
     if comm.size == 4:
         hand = ByHand(comm, seeded(made.sequential))
@@ -226,4 +238,6 @@ def lenet(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 
 
 if EXAMPLE.exists():
-    case(f"LeNet-5, batch {_BATCH}, Adam", STEP, (_BATCH * 28 * 28 * 4,))(lenet)
+    _SIZES = (_BATCH * 28 * 28 * 4,)
+    case(f"LeNet-5, batch {_BATCH}, Adam", STEP, _SIZES)(lenet)
+    case(f"LeNet-5 by rows, batch {_BATCH}, Adam", STEP, _SIZES, (2,))(partial(lenet, halves=ROWS))

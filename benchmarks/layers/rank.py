@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -20,6 +21,9 @@ def main(task: Task) -> None:
     """Go through the cases. Collective."""
     comm = MPI.COMM_WORLD.Dup()
     torch.set_num_threads(1)
+    if task.pinned:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     if task.peers:
         start_torch(comm)  # never destroyed: after DTensors that waits for ever
     emit(comm, {"machine": software(comm) | {"torch": torch.__version__}})

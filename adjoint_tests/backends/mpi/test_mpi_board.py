@@ -3,12 +3,16 @@ backends that have ended."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("mpi4py")
 
+from linop.backends.mpi.shared_memory.board import Board
 from support.job_programs import runs, runs_beside_others
 from support.requirements import needs_mpi
 
@@ -116,3 +120,26 @@ else:
     assert board.sum(1, 1, "sum numbers") == (n, n)
 """
     runs_beside_others(2, BOARD + text)
+
+
+def test_who_reads_sees_all_or_nothing() -> None:
+    """A rank writes its two numbers, and then that they are there; the next ones elsewhere."""
+    written: list[int] = []
+
+    class Line(list[int]):
+        def __setitem__(self, k: Any, value: Any) -> None:
+            written.append(k)
+            super().__setitem__(k, value)
+
+    points: dict[Any, Any] = {}
+    transport = SimpleNamespace(channel=SimpleNamespace(epoch=0), points=points, spins=1)
+    worker: Any = SimpleNamespace(transport=transport, worker=0, failure=None, ended=False)
+    line: Any = Line(8 * [0])
+    board = Board(worker, [line])
+    assert board.sum(3, 5, "sum") == (3, 5)
+    first, written[:] = written[:], []
+    assert board.sum(4, 6, "sum") == (4, 6)
+    for order, numbers, turn in ((first, [3, 5], 1), (written, [4, 6], 2)):
+        assert [line[k] for k in order] == [*numbers, turn], order
+    assert not set(first).intersection(written)
+    assert list(points.values()) == [(2, math.inf)]

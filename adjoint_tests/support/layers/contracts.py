@@ -203,6 +203,10 @@ def results_may_be_changed_in_place(backend: Backend) -> None:
         layers.MaxPool1d(P, 2),
         torch.nn.ReLU(inplace=True),
         layers.Repartition(P, one(1, 1, 1)),
+        torch.nn.ReLU(inplace=True),  # also on workers that hold none of it
+        torch.nn.Flatten(),
+        layers.Linear(one(1, 1), 6 * size(backend), 2),
+        torch.nn.ReLU(inplace=True),
         torch.nn.Sigmoid(),
     )
     x = torch.randn(4, 2, 4, requires_grad=True)

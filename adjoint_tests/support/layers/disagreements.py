@@ -238,6 +238,34 @@ def who_raises_alone_is_waited_for(backend: Backend) -> None:
     assert torch.equal(second(x), x)
 
 
+def arguments_may_be_exchanged(backend: Backend) -> None:
+    """By two workers, each of which then passes what the other one did."""
+    n, me = size(backend), mine(backend)
+    layer = layers.Repartition(Partition((n,)), Partition((n,)))
+    for lengths in ([4, 2], [2, 4], [4, 2]):
+        lengths += (n - 2) * [3]
+        whole = torch.arange(3.0 * n)
+        y = layer(whole.split(lengths)[me])
+        assert torch.equal(y, whole[3 * me : 3 * me + 3]), (lengths, y)
+
+
+def who_has_forgotten_a_call_asks_all(backend: Backend) -> None:
+    """A worker with new arguments in every call forgets the first ones; the others, who have always
+    passed nothing, of one of two shapes, still know that call."""
+    n, me = size(backend), mine(backend)
+    layer = layers.Repartition(Partition((1,), [n - 1]), Partition((1,)))
+
+    def call(length: int, nothing: Any) -> None:
+        y = layer(torch.full((length,), 1.5) if me == n - 1 else nothing)
+        if me == 0:
+            assert torch.equal(y, torch.full((length,), 1.5)), y
+
+    call(1, torch.zeros(0))
+    for length in range(2, 40):
+        call(length, torch.zeros(1, 0))
+    call(1, torch.zeros(0))
+
+
 def _raised(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -246,4 +274,9 @@ def _raised(call: Callable[[], Any]) -> str:
     raise AssertionError("an error expected")
 
 
-CONTRACTS = [a_change_of_one_is_known_to_all, who_raises_alone_is_waited_for]
+CONTRACTS = [
+    a_change_of_one_is_known_to_all,
+    who_raises_alone_is_waited_for,
+    arguments_may_be_exchanged,
+    who_has_forgotten_a_call_asks_all,
+]
