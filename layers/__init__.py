@@ -12,6 +12,7 @@ from linop.layers.adaptive_pool import (
     AdaptiveMaxPool3d,
 )
 from linop.layers.agreement.input_agreement import fixed_shapes
+from linop.layers.attention.attention import scaled_dot_product_attention
 from linop.layers.conv import (
     Conv1d,
     Conv2d,
@@ -244,6 +245,7 @@ __all__ = [
     "initialize",
     "load",
     "save",
+    "scaled_dot_product_attention",
     "scatter_optimizer_state",
     "scatter_state",
     "seeded",
