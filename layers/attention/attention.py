@@ -469,7 +469,7 @@ def scaled_dot_product_attention(
 
 def attention_of(
     P_x: Partition, settings: Settings, x_axes: Sequence[Axis] | None = None
-) -> Attention:
+) -> ScaledDotProductAttention:
     """The layer of some arguments, which equal calls share. Collective."""
     kept = program_backend().kept
     known = kept.get(_KEPT) or kept.setdefault(_KEPT, Cache[ScaledDotProductAttention](_MOST))

@@ -67,6 +67,14 @@ def nothing(q: Tensor, features: int) -> State:
     return State(torch.full_like(one, torch.finfo(dtype).min), one, values)
 
 
+def padded(state: State, before: int, after: int) -> State:
+    """The state of more rows, which have no columns."""
+    fills = torch.finfo(state.top.dtype).min, 0.0, 0.0
+    pairs = zip(state, fills, strict=True)
+    pad = torch.nn.functional.pad
+    return State(*(pad(x, (0, 0, before, after), value=fill) for x, fill in pairs))
+
+
 def result(state: State) -> tuple[Tensor, Tensor]:
     """Attention, and the logarithms of the sums of exponentials. Rows without columns are zero, as
     torch's."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from linop.layers.attention.blocks import (
     combine,
     gradients,
     nothing,
+    padded,
     result,
     wide,
 )
@@ -145,29 +147,41 @@ class Ring:
 
         return Scores(self.scale, self.spread, part.kind is Kind.DIAGONAL, of_mask, kept)
 
-    def _add(self, state: State, q: Tensor, kv: Tensor, step: int, given: Given) -> State:
-        """A state, to which the terms of a block of keys and values are added."""
+    def _add(
+        self, state: State | None, q: Tensor, kv: Sequence[Tensor], step: int, given: Given
+    ) -> State | None:
+        """A state, to which the terms of a block of keys and values are added; None: of no terms.
+        It is changed in place, except in a graph of torch's."""
         for part in self._parts(step):
-            k, v = kv[:, :, part.columns].split(self.features, -1)
-            terms = attended(q[:, :, part.rows], k, v, self._scores(part, step, given))
-            before, after = part.rows.start, q.shape[2] - part.rows.stop
-            if before or after:
-                ends = 0, 0, before, after
-                least = torch.finfo(terms.top.dtype).min
-                pads = (least, 0.0, 0.0)
-                terms = State(
-                    *(
-                        torch.nn.functional.pad(x, ends, value=z)
-                        for x, z in zip(terms, pads, strict=True)
-                    )
-                )
-            state = combine(state, terms)
+            rows = part.rows
+            k, v = (x[:, :, part.columns] for x in kv)
+            terms = attended(q[:, :, rows], k, v, self._scores(part, step, given))
+            if rows == slice(0, q.shape[2]):
+                state = terms if state is None else combine(state, terms)
+                continue
+            state = state or nothing(q, self.features[1])
+            if torch.is_grad_enabled():
+                state = combine(state, padded(terms, rows.start, q.shape[2] - rows.stop))
+                continue
+            both = combine(State(*(x[:, :, rows] for x in state)), terms)
+            for x, y in zip(state, both, strict=True):
+                x[:, :, rows] = y
         return state
+
+    def _result(self, state: State | None, q: Tensor) -> tuple[Tensor, Tensor]:
+        return result(state or nothing(q, self.features[1]))
 
     def _packed(self, k: Tensor, v: Tensor) -> Tensor:
         """Keys and values in one tensor, as long as the longest block."""
-        kv = torch.cat([k, v], -1)
-        return torch.nn.functional.pad(kv, (0, 0, 0, max(map(size, self.keys)) - kv.shape[2]))
+        return self._extended(torch.cat([k, v], -1))
+
+    def _extended(self, kv: Tensor) -> Tensor:
+        more = self._longest - kv.shape[2]
+        return torch.nn.functional.pad(kv, (0, 0, 0, more)) if more else kv
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(size, self.keys))
 
     # Around the ring
 
@@ -177,15 +191,16 @@ class Ring:
         q, k, v, mask, seed = (None if x is None else x.detach() for x in tensors)
         bridge = None if self.move is None else bridge_of(self.move, self.backend)
         with torch.no_grad():
-            state, kv = nothing(q, self.features[1]), self._packed(k, v)
+            state, kv = None, k if bridge is None else self._packed(k, v)
             for step in range(self.steps):
                 last = step == self.steps - 1
                 if bridge is not None and not last:
                     bridge.start([self._sent(kv)])
-                state = self._add(state, q, kv, step, (q, k, v, mask, seed))
+                both = self._halves(kv) if step else (k, v)
+                state = self._add(state, q, both, step, (q, k, v, mask, seed))
                 if bridge is not None and not last:
                     kv = self._received(bridge.finish(), kv)
-            return (*result(state), kv)
+            return (*self._result(state, q), kv)
 
     def gradients(
         self, given: Given, last: Tensor, out: Tensor, logs: Tensor, gradient: Tensor
@@ -203,72 +218,78 @@ class Ring:
         if self.move is not None and self.back is not None:
             values = bridge_of(self.move, self.backend).adjoint
             collected = bridge_of(self.back, self.backend).adjoint
-        own, kv = self._packed(k, v), last
+        kv, of_kv = last, k
         of_q = torch.zeros_like(q, dtype=out.dtype)
         for step in reversed(range(self.steps)):
             if values is not None and step > 1:
                 values.start([self._sent(kv)])
-            rows = out, logs, gradient
-            of_kv = self._of_block(q, kv if step else own, step, given, rows, of_q)
+            both = self._halves(kv) if step else (k, v)
+            of_kv = self._of_block(q, both, step, given, (out, logs, gradient), of_q)
             if collected is not None and step < self.steps - 1:
                 of_kv += self._received(collected.finish(), of_kv)
             if collected is not None and step:
                 collected.start([self._sent(of_kv)])
             if values is not None and step > 1:
                 kv = self._received(values.finish(), kv)
-        of_k, of_v = of_kv[:, :, : k.shape[2]].split(self.features, -1)
+        of_k, of_v = self._halves(of_kv[:, :, : k.shape[2]])
         return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
 
     def _of_block(
         self,
         q: Tensor,
-        kv: Tensor,
+        kv: Sequence[Tensor],
         step: int,
         given: Given,
-        row: tuple[Tensor, Tensor, Tensor],
+        row: Sequence[Tensor],
         of_q: Tensor,
     ) -> Tensor:
-        """Gradients of a block of keys and values; those of queries are added to `of_q`."""
-        of_kv = torch.zeros_like(kv, dtype=of_q.dtype)
-        for part in self._parts(step):
+        """Gradients of a block of keys and values, in one tensor; those of queries are added to
+        `of_q`."""
+        found, count = self._parts(step), kv[0].shape[2]
+        if len(found) != 1 or found[0].columns != slice(0, count):
+            shape = (*kv[0].shape[:2], self._longest, sum(self.features))
+            total = of_q.new_zeros(shape)
+        for part in found:
             rows, columns = part.rows, part.columns
-            k, v = kv[:, :, columns].split(self.features, -1)
-            mine = tuple(x[:, :, rows] for x in row)
-            scores = self._scores(part, step, given)
-            each = gradients(q[:, :, rows], k, v, scores, mine)  # type: ignore[arg-type]
+            of = q[:, :, rows], *(x[:, :, columns] for x in kv)
+            out, logs, gradient = (x[:, :, rows] for x in row)
+            each = gradients(*of, self._scores(part, step, given), (out, logs, gradient))
             of_q[:, :, rows] += each[0]
-            of_kv[:, :, columns, : self.features[0]] += each[1]
-            of_kv[:, :, columns, self.features[0] :] += each[2]
-        return of_kv
+            both = torch.cat(each[1:], -1)
+            if len(found) == 1 and columns == slice(0, count):
+                return self._extended(both)
+            total[:, :, columns] += both
+        return total
 
     def plain(self, given: Given) -> Tensor:
         """The same by torch's functions and `apply`, all of whose derivatives follow; it keeps
         every block's scores. Collective."""
         q, k, v = given[:3]
-        state, kv = nothing(q, self.features[1]), self._packed(k, v)
+        state, kv = None, self._packed(k, v)
         with torch.enable_grad():  # and so not by torch's flash attention
             for step in range(self.steps):
-                state = self._add(state, q, kv, step, given)
+                state = self._add(state, q, self._halves(kv), step, given)
                 if self.move is not None and step < self.steps - 1:
                     moved = apply(self.move, self._sent(kv), self.backend, self.where)
                     kv = self._received((moved,), kv)
-            return result(state)[0].to(q.dtype)
+            return self._result(state, q)[0].to(q.dtype)
+
+    def _halves(self, kv: Tensor) -> Sequence[Tensor]:
+        return kv.split(self.features, -1)
 
     def _sent(self, kv: Tensor) -> Tensor:
-        return kv.reshape(self._shape(kv))
+        return kv.reshape(self._shape)
 
     def _received(self, tensors: Sequence[Tensor], kv: Tensor) -> Tensor:
         return tensors[0].view(kv.shape)
 
-    def _shape(self, kv: Tensor) -> Sequence[int]:
+    @cached_property
+    def _shape(self) -> Sequence[int]:
+        """Of this worker's block in messages."""
         assert self.move is not None
-        return self.move.domain[self._name].shape
-
-    @property
-    def _name(self) -> str:
-        assert self.move is not None
-        (name,) = [r.name for r in self.move.domain.regions if self.backend.worker in r.workers]
-        return name
+        regions = self.move.domain.regions
+        (shape,) = [r.shape for r in regions if self.backend.worker in r.workers]
+        return shape
 
 
 class _Around(torch.autograd.Function):
