@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import torch_dtype
-from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError
+from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError, ShapeError
 from linop.layers.agreement.input_agreement import Cache, program_backend
 from linop.layers.attention.blocks import spread_over
 from linop.layers.attention.cuts import Segments, in_order, size, zigzag
@@ -103,9 +103,13 @@ class ScaledDotProductAttention(Layer):
     def _rows_of_mask(self, q: Tensor, mask: Tensor) -> Tensor:
         """A mask with the queries' number of dimensions, and their extent in those that are cut: a
         view. Masks of bool, which is no dtype of operators, are bytes."""
-        if q.ndim >= 2 and mask.ndim <= q.ndim:
+        try:
+            found = self.axes(0, q.ndim)
+            cut = [d for d, n in zip(found, self.inputs[0].shape, strict=True) if n > 1]
+        except LinopError:
+            return mask  # all workers get the error when they compare their calls
+        if self.worker in self.inputs[0] and mask.ndim <= q.ndim:
             mask = mask.reshape((1,) * (q.ndim - mask.ndim) + tuple(mask.shape))
-            cut = [d for d in self.axes(0, q.ndim) if isinstance(d, int)]
             shape = [q.shape[d] if d in (*cut, q.ndim - 2) else -1 for d in range(q.ndim)]
             fits = all(m in (1, n) or n == -1 for m, n in zip(mask.shape, shape, strict=True))
             mask = mask.expand(shape) if fits else mask

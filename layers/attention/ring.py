@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.functions import apply
+from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.autograd.recompute import opened, run
 from linop.errors import LinopError, name_layer
 from linop.layers.attention.blocks import (
@@ -272,7 +272,8 @@ class Ring:
                 if self.move is not None and step < self.steps - 1:
                     moved = apply(self.move, self._sent(kv), self.backend, self.where)
                     kv = self._received((moved,), kv)
-            return self._result(state, q)[0].to(q.dtype)
+            # Also without rows or columns, a worker has its place in the ring of backward.
+            return add_dependency(self._result(state, q)[0].to(q.dtype), q, kv)
 
     def _halves(self, kv: Tensor) -> Sequence[Tensor]:
         return kv.split(self.features, -1)
@@ -324,4 +325,7 @@ def _differentiable(ring: Ring, given: Sequence[Any], gradient: Tensor) -> tuple
     """Gradients of q, k and v that have gradients."""
     leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in given[:3]]
     y = ring.plain((*leaves, *given[3:]))  # type: ignore[arg-type]
-    return torch.autograd.grad(y, leaves, gradient, create_graph=True)
+    found = torch.autograd.grad(y, leaves, gradient, create_graph=True)
+    # Those of a worker whose queries take nothing of the others' keys do not depend on these; but
+    # the others' do on its own, and so the way back is one of all.
+    return tuple(add_dependency(x, y) for x in found)

@@ -41,7 +41,7 @@ def bound_ulysses(
         PartitionError: there are no heads, or another grid axis cuts them; on every worker.
     """
     h, s = Q.ndim - 3, Q.ndim - 2
-    if h < 0 or h in Q.axes:
+    if h < 0 or len(Q.bounds[h]) > 1:
         raise PartitionError(
             f"{layer._name}: method='ulysses' cuts the heads of tensors of shape {Q.global_shape}, "
             f"{'which have none' if h < 0 else 'which are cut already'}; method='ring' expected"
@@ -96,8 +96,11 @@ def bound_ulysses(
 
 def _by_heads(X: TensorSpace, axis: int) -> TensorSpace:
     """The space with heads cut, in balanced blocks, along the grid axis that cuts the sequence."""
-    roles: list[Axis] = [X.ndim - 3 if k == axis else role for k, role in enumerate(X.axes)]
-    bounds = {d: X.bounds[d] for d in range(X.ndim - 3) if d in X.axes}
+    h, roles = X.ndim - 3, list[Axis](X.axes)
+    if h in roles:  # along an axis of one worker
+        roles[roles.index(h)] = X.ndim - 2
+    roles[axis] = h
+    bounds = {d: X.bounds[d] for d in range(h) if d in X.axes}
     return TensorSpace(X.global_shape, X.partition, X.dtype, roles, X.name, bounds=bounds)
 
 
