@@ -13,6 +13,7 @@ from linop.layers.adaptive_pool import (
 )
 from linop.layers.agreement.input_agreement import fixed_shapes
 from linop.layers.attention.attention import scaled_dot_product_attention
+from linop.layers.attention.multihead import MultiheadAttention
 from linop.layers.conv import (
     Conv1d,
     Conv2d,
@@ -202,6 +203,7 @@ __all__ = [
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
+    "MultiheadAttention",
     "NLLLoss",
     "Norm",
     "PReLU",
