@@ -17,11 +17,12 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop import COPIES, Partition
+from linop import COPIES, REPLICATED, Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError, ShapeError
 from support.draws import FEW
 from support.layers.attentions import Attending, alone, attends_as_one, attentions, drops_as_one
+from support.layers.multiheads import Heads, heads, is_torchs
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -61,6 +62,62 @@ def test_dropout_is_that_of_weights() -> None:
     counts = y * 64 * 0.75
     assert torch.allclose(counts, counts.round(), atol=1e-4)
     assert 0.9 < y.mean() < 1.1
+
+
+@example(Heads(Partition((3,)), (-1,), 2, 2, 2, 4))
+@given(heads(8))
+def test_multihead_attention_on_threads(case: Heads) -> None:
+    on_threads(case.workers, is_torchs, case)
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=FEW)
+@given(heads(4))
+def test_multihead_attention_on_ranks(case: Heads) -> None:
+    on_ranks(case.workers, is_torchs, case)
+
+
+def test_states_of_multihead_attention() -> None:
+    """A state of torch's module loads, and is gathered again."""
+    twin = torch.nn.MultiheadAttention(6, 3)
+    state = {name: x.clone() for name, x in twin.state_dict().items()}
+
+    def main(backend: Backend) -> Any:
+        net = linop.layers.MultiheadAttention(Partition((1, 1, 2)), 6, 3)
+        linop.layers.scatter_state(net, state if backend.worker == 0 else None)
+        return linop.layers.gather_state(net)
+
+    found = linop.launch(main, 2)[0]
+    assert list(found) == list(state)
+    assert all(torch.equal(found[name], x) for name, x in state.items())
+
+
+def test_mistakes_of_multihead_attention() -> None:
+    def main(backend: Backend) -> None:
+        kind, P = linop.layers.MultiheadAttention, Partition((1, 2, 1))
+        for match, options in (
+            ("add_bias_kv and add_zero_attn are not supported", {"add_bias_kv": True}),
+            ("embed_dim=6, num_heads=4; a multiple", {"num_heads": 4}),
+        ):
+            with pytest.raises(ArgumentError, match=match):
+                kind(P, 6, **{"num_heads": 3, **options})
+        net = kind(P, 6, 3)
+        x = torch.zeros(2, 1, 6)
+        with pytest.raises(ArgumentError, match="need_weights=False expected"):
+            net(x, x, x, need_weights=True)
+        with pytest.raises(ShapeError, match="an input of 2 dimensions; 3 expected"):
+            net(x[0], x[0], x[0])
+        with pytest.raises(ShapeError, match=r"\(…, 6\) expected"):
+            net(x[..., :4], x, x)
+
+    linop.launch(main, 2)
+
+    def both(backend: Backend) -> None:
+        with pytest.raises(PartitionError, match=r"axes \[0, 1\] of .* both cut the heads"):
+            linop.layers.MultiheadAttention(Partition((2, 2)), 6, 3, x_axes=(REPLICATED, -1))
+
+    linop.launch(both, 4)
 
 
 P2, ONE = Partition((1, 1, 2)), Partition((2,))
