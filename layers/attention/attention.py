@@ -22,6 +22,7 @@ from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
 from linop.layers.moments import wide
 from linop.operators.collectives import shift
 from linop.operators.named_movement import collective
+from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, Axis, Bounds
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -228,7 +229,7 @@ def _ring(
 ) -> Ring | None:
     """This worker's ring; None on workers without blocks. Collective."""
     Q, K, V = spaces
-    moves = [None, None]
+    moves: list[LinearOperator | None] = [None, None]
     axis = Q.axes.index(Q.ndim - 2) if workers_of_sequence(Q) > 1 else None
     features = K.global_shape[-1], V.global_shape[-1]
     if axis is not None:
@@ -239,8 +240,8 @@ def _ring(
         for k, dtype in enumerate((K.dtype, wide(layer, K))):
             # Two operators even of one dtype: their plans run at the same time.
             X = TensorSpace(shape, K.partition, dtype, axes, ("kv", "gradient")[k], bounds=bounds)
-            moves[k] = shift(X, 1, axis)
-            bridge_of(moves[k], layer.backend)  # compiled by all
+            moves[k] = op = shift(X, 1, axis)
+            bridge_of(op, layer.backend)  # compiled by all
     if layer.worker not in Q.partition:
         return None
     at = Q.partition.coordinates(layer.worker)
@@ -249,7 +250,8 @@ def _ring(
     return Ring(
         layer.backend,
         layer.__dict__["_where"],
-        *moves,
+        moves[0],
+        moves[1],
         0 if axis is None else at[axis],
         queries,
         keys,
@@ -468,7 +470,8 @@ def scaled_dot_product_attention(
     )
     layer = attention_of(P_x, settings, x_axes)
     given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    return layer(*given)
+    result: Tensor = layer(*given)
+    return result
 
 
 def attention_of(
@@ -476,9 +479,11 @@ def attention_of(
 ) -> ScaledDotProductAttention:
     """The layer of some arguments, which equal calls share. Collective."""
     kept = program_backend().kept
-    known = kept.get(_KEPT) or kept.setdefault(_KEPT, Cache[ScaledDotProductAttention](_MOST))
+    known: Cache[ScaledDotProductAttention] = kept.get(_KEPT) or kept.setdefault(
+        _KEPT, Cache[ScaledDotProductAttention](_MOST)
+    )
     key = P_x, settings, None if x_axes is None else tuple(x_axes)
-    layer = known.get(key)
+    layer: ScaledDotProductAttention | None = known.get(key)
     return layer or known.keep(key, ScaledDotProductAttention(P_x, *settings, key[2]))
 
 

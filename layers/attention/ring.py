@@ -106,7 +106,8 @@ class Ring:
         if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return self.plain((q, k, v, mask, seed))
         if not torch.is_grad_enabled():
-            return run(self, [q, k, v, mask, seed])[0].to(q.dtype)
+            out: Tensor = run(self, [q, k, v, mask, seed])[0]
+            return out.to(q.dtype)
         number = 0 if self.move is None else opened(bridge_of(self.move, self.backend))
         y: Tensor = _Around.apply(self, number, self.anchor, q, k, v, mask, seed)
         return y
@@ -188,7 +189,10 @@ class Ring:
     def run(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         """Attention, the logarithms of the sums of exponentials, and the last block of keys and
         values. Nothing is recorded for autograd. Collective."""
-        q, k, v, mask, seed = (None if x is None else x.detach() for x in tensors)
+        q, k, v = (x.detach() for x in tensors[:3])
+        mask, seed = tensors[3:]
+        both: Sequence[Tensor]
+        state: State | None
         bridge = None if self.move is None else bridge_of(self.move, self.backend)
         with torch.no_grad():
             state, kv = None, k if bridge is None else self._packed(k, v)
@@ -251,9 +255,10 @@ class Ring:
             total = of_q.new_zeros(shape)
         for part in found:
             rows, columns = part.rows, part.columns
-            of = q[:, :, rows], *(x[:, :, columns] for x in kv)
+            k, v = (x[:, :, columns] for x in kv)
             out, logs, gradient = (x[:, :, rows] for x in row)
-            each = gradients(*of, self._scores(part, step, given), (out, logs, gradient))
+            scores = self._scores(part, step, given)
+            each = gradients(q[:, :, rows], k, v, scores, (out, logs, gradient))
             of_q[:, :, rows] += each[0]
             both = torch.cat(each[1:], -1)
             if len(found) == 1 and columns == slice(0, count):
@@ -276,7 +281,8 @@ class Ring:
             return add_dependency(self._result(state, q)[0].to(q.dtype), q, kv)
 
     def _halves(self, kv: Tensor) -> Sequence[Tensor]:
-        return kv.split(self.features, -1)
+        halves: Sequence[Tensor] = kv.split(self.features, -1)
+        return halves
 
     def _sent(self, kv: Tensor) -> Tensor:
         return kv.reshape(self._shape)
@@ -302,7 +308,8 @@ class _Around(torch.autograd.Function):
         out, logs, last = run(ring, given)
         ctx.ring, ctx.number = ring, number
         ctx.save_for_backward(*given, last, out, logs)
-        return out.to(given[0].dtype)
+        y: Tensor = out.to(given[0].dtype)
+        return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -314,7 +321,7 @@ class _Around(torch.autograd.Function):
             if torch.is_grad_enabled():
                 found = _differentiable(ring, given, gradient)
             else:
-                found = ring.gradients(tuple(given), last, out, logs, gradient)  # type: ignore[arg-type]
+                found = ring.gradients(tuple(given), last, out, logs, gradient)
         except LinopError as error:
             name_layer(error, ring.where and f"{ring.where}, backward")
             raise
@@ -324,7 +331,7 @@ class _Around(torch.autograd.Function):
 def _differentiable(ring: Ring, given: Sequence[Any], gradient: Tensor) -> tuple[Tensor, ...]:
     """Gradients of q, k and v that have gradients."""
     leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in given[:3]]
-    y = ring.plain((*leaves, *given[3:]))  # type: ignore[arg-type]
+    y = ring.plain((*leaves, *given[3:]))
     found = torch.autograd.grad(y, leaves, gradient, create_graph=True)
     # Those of a worker whose queries take nothing of the others' keys do not depend on these; but
     # the others' do on its own, and so the way back is one of all.

@@ -72,7 +72,9 @@ def bound_ulysses(
     back = layer.moved(repartition, Yo, Z)
     rows = None if M is None else layer.moved(all_gather, M, axis, of=3)
     lengths = [in_order([X.global_shape[s]]) for X in (Q, K)]
-    attend = local_attention(layer, settings, tuple(spaces), *lengths, drop)  # type: ignore[arg-type]
+    attend = local_attention(
+        layer, settings, (spaces[0], spaces[1], spaces[2]), lengths[0], lengths[1], drop
+    )
     inside = layer.worker in Q.partition
     mine = Yq.slices(layer.worker)[h] if inside else slice(0)
     order, columns = (_order(cut) if settings.zigzag else None for cut in (queries, keys))
