@@ -75,9 +75,11 @@ def padded(state: State, before: int, after: int) -> State:
     return State(*(pad(x, (0, 0, before, after), value=fill) for x, fill in pairs))
 
 
-def result(state: State) -> tuple[Tensor, Tensor]:
-    """Attention, and the logarithms of the sums of exponentials. Rows without columns are zero, as
-    torch's."""
+def result(state: State, may_be_empty: bool) -> tuple[Tensor, Tensor]:
+    """Attention, and the logarithms of the sums of exponentials. Rows without columns, if there may
+    be some, are zero, as torch's."""
+    if not may_be_empty:
+        return state.values / state.total, state.top + state.total.log()
     empty = state.total == 0
     total = state.total.masked_fill(empty, 1)
     return state.values / total, (state.top + total.log()).masked_fill(empty, 0)

@@ -109,14 +109,20 @@ class Ring:
             out: Tensor = run(self, [q, k, v, mask, seed])[0]
             return out.to(q.dtype)
         number = 0 if self.move is None else opened(bridge_of(self.move, self.backend))
-        y: Tensor = _Around.apply(self, number, self.anchor, q, k, v, mask, seed)
+        y: Tensor = _around(self, number, self.anchor, q, k, v, mask, seed)
         return y
 
     # Local terms
 
+    @cached_property
+    def _every_part(self) -> list[list[Part]]:
+        """By step."""
+        owners = ((self.index - step) % self.steps for step in range(self.steps))
+        mine = self.queries[self.index]
+        return [parts(mine, self.keys[owner], self.causal) for owner in owners]
+
     def _parts(self, step: int) -> list[Part]:
-        owner = (self.index - step) % self.steps
-        return parts(self.queries[self.index], self.keys[owner], self.causal)
+        return self._every_part[step]
 
     def _scores(self, part: Part, step: int, given: Given) -> Scores:
         mask, seed = given[3:]
@@ -169,8 +175,9 @@ class Ring:
                 x[:, :, rows] = y
         return state
 
-    def _result(self, state: State | None, q: Tensor) -> tuple[Tensor, Tensor]:
-        return result(state or nothing(q, self.features[1]))
+    def _result(self, state: State | None, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        empty = mask is not None or state is None  # otherwise each row has a column
+        return result(state or nothing(q, self.features[1]), empty)
 
     def _packed(self, k: Tensor, v: Tensor) -> Tensor:
         """Keys and values in one tensor, as long as the longest block."""
@@ -204,7 +211,7 @@ class Ring:
                 state = self._add(state, q, both, step, (q, k, v, mask, seed))
                 if bridge is not None and not last:
                     kv = self._received(bridge.finish(), kv)
-            return (*self._result(state, q), kv)
+            return (*self._result(state, q, mask), kv)
 
     def gradients(
         self, given: Given, last: Tensor, out: Tensor, logs: Tensor, gradient: Tensor
@@ -222,13 +229,12 @@ class Ring:
         if self.move is not None and self.back is not None:
             values = bridge_of(self.move, self.backend).adjoint
             collected = bridge_of(self.back, self.backend).adjoint
-        kv, of_kv = last, k
-        of_q = torch.zeros_like(q, dtype=out.dtype)
+        kv, of_kv, of_q = last, k, None
         for step in reversed(range(self.steps)):
             if values is not None and step > 1:
                 values.start([self._sent(kv)])
             both = self._halves(kv) if step else (k, v)
-            of_kv = self._of_block(q, both, step, given, (out, logs, gradient), of_q)
+            of_q, of_kv = self._of_block(q, both, step, given, (out, logs, gradient), of_q)
             if collected is not None and step < self.steps - 1:
                 of_kv += self._received(collected.finish(), of_kv)
             if collected is not None and step:
@@ -236,6 +242,7 @@ class Ring:
             if values is not None and step > 1:
                 kv = self._received(values.finish(), kv)
         of_k, of_v = self._halves(of_kv[:, :, : k.shape[2]])
+        assert of_q is not None
         return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
 
     def _of_block(
@@ -245,26 +252,35 @@ class Ring:
         step: int,
         given: Given,
         row: Sequence[Tensor],
-        of_q: Tensor,
-    ) -> Tensor:
-        """Gradients of a block of keys and values, in one tensor; those of queries are added to
-        `of_q`."""
+        of_q: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of queries, added to `of_q`, and those of a block of keys and values, in one
+        tensor."""
         found, count = self._parts(step), kv[0].shape[2]
-        if len(found) != 1 or found[0].columns != slice(0, count):
-            shape = (*kv[0].shape[:2], self._longest, sum(self.features))
-            total = of_q.new_zeros(shape)
+        total = None
         for part in found:
             rows, columns = part.rows, part.columns
             k, v = (x[:, :, columns] for x in kv)
             out, logs, gradient = (x[:, :, rows] for x in row)
             scores = self._scores(part, step, given)
             each = gradients(q[:, :, rows], k, v, scores, (out, logs, gradient))
-            of_q[:, :, rows] += each[0]
+            if of_q is None and rows == slice(0, q.shape[2]):
+                of_q = each[0]
+            else:
+                of_q = torch.zeros_like(q, dtype=out.dtype) if of_q is None else of_q
+                of_q[:, :, rows] += each[0]
             both = torch.cat(each[1:], -1)
-            if len(found) == 1 and columns == slice(0, count):
-                return self._extended(both)
-            total[:, :, columns] += both
-        return total
+            if total is None and columns == slice(0, count):
+                total = self._extended(both)
+            else:
+                total = self._zeros(kv[0], out.dtype) if total is None else total
+                total[:, :, columns] += both
+        of_q = torch.zeros_like(q, dtype=row[0].dtype) if of_q is None else of_q
+        return of_q, self._zeros(kv[0], row[0].dtype) if total is None else total
+
+    def _zeros(self, k: Tensor, dtype: torch.dtype) -> Tensor:
+        shape = (*k.shape[:2], self._longest, sum(self.features))
+        return torch.zeros(shape, dtype=dtype, device=k.device)
 
     def plain(self, given: Given) -> Tensor:
         """The same by torch's functions and `apply`, all of whose derivatives follow; it keeps
@@ -278,10 +294,10 @@ class Ring:
                     moved = apply(self.move, self._sent(kv), self.backend, self.where)
                     kv = self._received((moved,), kv)
             # Also without rows or columns, a worker has its place in the ring of backward.
-            return add_dependency(self._result(state, q)[0].to(q.dtype), q, kv)
+            return add_dependency(self._result(state, q, given[3])[0].to(q.dtype), q, kv)
 
     def _halves(self, kv: Tensor) -> Sequence[Tensor]:
-        halves: Sequence[Tensor] = kv.split(self.features, -1)
+        halves: Sequence[Tensor] = kv.split_with_sizes(self.features, -1)
         return halves
 
     def _sent(self, kv: Tensor) -> Tensor:
@@ -326,6 +342,10 @@ class _Around(torch.autograd.Function):
             name_layer(error, ring.where and f"{ring.where}, backward")
             raise
         return None, None, None, *found, None, None
+
+
+_around = super(torch.autograd.Function, _Around).apply
+"""``_Around.apply`` without torch's preparation for transforms, which `Ring.plain` serves."""
 
 
 def _differentiable(ring: Ring, given: Sequence[Any], gradient: Tensor) -> tuple[Tensor, ...]:
