@@ -39,7 +39,7 @@ def test_attention_on_threads(case: Attending) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=FEW)
-@given(attentions(4, 65))
+@given(attentions(3, 33))
 def test_attention_on_ranks(case: Attending) -> None:
     on_ranks(case.workers, attends_as_one, case)
 
@@ -73,7 +73,7 @@ def test_multihead_attention_on_threads(case: Heads) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=FEW)
-@given(heads(4))
+@given(heads(3))
 def test_multihead_attention_on_ranks(case: Heads) -> None:
     on_ranks(case.workers, is_torchs, case)
 

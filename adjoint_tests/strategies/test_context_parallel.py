@@ -72,7 +72,7 @@ def test_on_threads(case: Context) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @settings(max_examples=FEW)
-@given(contexts(4, 65))
+@given(contexts(3, 33))
 def test_on_ranks(case: Context) -> None:
     on_ranks(case.workers, attends_as_whole, case)
 

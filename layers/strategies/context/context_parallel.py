@@ -33,8 +33,9 @@ class ContextParallel:
     Args:
         axis: of a `Mesh`.
         method: "ring": keys and values go around the workers, and a worker has three blocks of
-            them at most: its own, one that it computes with, one that arrives; or "ulysses": an all-to-all cuts heads instead of the sequence, and
-            another one the sequence again; as many workers have something to do as there are heads.
+            them at most: its own, one that it computes with, one that arrives. "ulysses": an
+            all-to-all cuts heads instead of the sequence, and another one the sequence again; as
+            many workers have something to do as there are heads.
         zigzag: True: each worker has two chunks of the sequence, the w-th of 2 P and the w-th last,
             so that causal attention is as much work on all; False: blocks in the order of the
             sequence. By default True for the ring, and False for "ulysses".
