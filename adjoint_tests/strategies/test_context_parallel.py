@@ -77,6 +77,7 @@ def test_on_ranks(case: Context) -> None:
     on_ranks(case.workers, attends_as_whole, case)
 
 
+@example(Context(Attending(ONE, 1, 1, 1, 2), 2, "ulysses"))  # a worker without heads
 @given(contexts(4, 12, (None,)))
 def test_gradients_of_gradients(case: Context) -> None:
     on_threads(case.workers, derives_again, case)

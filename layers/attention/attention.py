@@ -209,7 +209,8 @@ def local_attention(
 def _without_heads(ring: Ring, folded: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """The empty block of a worker without heads, which has its place in the ring."""
     if ring.move is None:
-        return empty_block(shape, *folded)
+        # Squares, so that gradients depend on these, as those of workers with heads do.
+        return empty_block(shape, *(x * x for x in folded))
     return ring(*folded, None, None).reshape(shape)
 
 
