@@ -4,6 +4,8 @@ names alone."""
 import linop.backends.autograd  # first: without torch it says what to install
 from linop.layers.activation import GLU, LogSoftmax, PReLU, Softmax, Softmax2d, Softmin
 from linop.layers.agreement.input_agreement import fixed_shapes
+from linop.layers.attention.attention import scaled_dot_product_attention
+from linop.layers.attention.multihead import MultiheadAttention
 from linop.layers.convolutions.conv import (
     Conv1d,
     Conv2d,
@@ -203,6 +205,7 @@ __all__ = [
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
+    "MultiheadAttention",
     "NLLLoss",
     "Norm",
     "PReLU",
@@ -246,6 +249,7 @@ __all__ = [
     "initialize",
     "load",
     "save",
+    "scaled_dot_product_attention",
     "scatter_optimizer_state",
     "scatter_state",
     "seeded",

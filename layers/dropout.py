@@ -111,22 +111,23 @@ class Dropout(Layer):
 
 
 def random_bits(
-    seed: Tensor, shape: Sequence[int], where: Sequence[slice], dims: int | None = None
+    seed: Tensor, shape: Sequence[int], where: Sequence[slice | Tensor], dims: int | None = None
 ) -> Tensor:
     """Random numbers of 53 bits (int64) for the elements of a block, by index in the global tensor.
 
     Args:
         seed: an int64.
         shape: of the global tensor.
-        where: slices of the block.
+        where: slices of the block, or the indices along a dimension (int64).
         dims: number of leading dimensions that the index covers; the result has extent 1 in the
             others. None: all.
     """
     dims = len(shape) if dims is None else dims
     index = torch.ones((), dtype=torch.int64, device=seed.device)
     for d, part in enumerate(where):
-        numbers = torch.arange(part.start, part.stop, device=seed.device)
-        numbers *= prod(shape[d + 1 : dims])
+        if isinstance(part, slice):
+            part = torch.arange(part.start, part.stop, device=seed.device)
+        numbers = part * prod(shape[d + 1 : dims])
         index = index[..., None] + (numbers if d < dims else 0)
     z = index.mul_(_signed(_GAMMA)).add_(seed.view(()))
     for shift, factor in _MIX:

@@ -66,7 +66,7 @@ def test_blocks_are_found(seed: int, shape: tuple[int, ...], data: st.DataObject
     chosen = data.draw(st.sampled_from(slices))
     if whole[chosen].size < 2:
         return
-    found = Index(whole, SCALE).selection(whole[chosen] * (1 + 1e-13), SCALE)
+    found = Index(whole, SCALE).selection(whole[chosen] * (1 + 1e-13))
     assert found is not None
     assert np.array_equal(found, np.arange(whole.size).reshape(shape)[chosen])
 

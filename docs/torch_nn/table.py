@@ -31,9 +31,9 @@ _IN_TURN = (
     "idle: cut the batch, with `linop.strategies.DataParallel`, or layers, with a pipeline"
 )
 _ATTENTION = (
-    "it is made of products and softmax, whose cuts depend on the model: "
-    "`linop.strategies.spatial` cuts its sequences, [tensor parallelism](tensor_parallel.md) its "
-    "heads"
+    "it is made of modules whose cuts depend on the model: `MultiheadAttention`, `Linear` and "
+    "`LayerNorm` are here; `linop.strategies.ContextParallel` cuts its sequences "
+    "([attention.md](attention.md)), [tensor parallelism](tensor_parallel.md) its heads"
 )
 _MASK = (
     "its mask would be drawn by each worker for itself; `Dropout` and `Dropout1d/2d/3d` have masks "
@@ -47,8 +47,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(_LAZIES, _LAZY),
     **dict.fromkeys("GRU GRUCell LSTM LSTMCell RNN RNNBase RNNCell RNNCellBase".split(), _IN_TURN),
     **dict.fromkeys(
-        "MultiheadAttention Transformer TransformerDecoder TransformerDecoderLayer "
-        "TransformerEncoder TransformerEncoderLayer".split(),
+        "Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder "
+        "TransformerEncoderLayer".split(),
         _ATTENTION,
     ),
     **dict.fromkeys("AlphaDropout FeatureAlphaDropout".split(), _MASK),

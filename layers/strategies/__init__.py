@@ -4,6 +4,7 @@ pipelines of torch modules, and tensor-parallel ones."""
 import linop.backends.autograd  # first: without torch it says what to install
 from linop.strategies.checking.check import check
 from linop.strategies.checking.diagnosis import GradientError
+from linop.strategies.context.context_parallel import ContextParallel
 from linop.strategies.data.batches import equal_batches
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
@@ -34,6 +35,7 @@ from linop.strategies.tensor.styles import (
 __all__ = [
     "Axis",
     "ColwiseParallel",
+    "ContextParallel",
     "CrossEntropyLoss",
     "CutTensor",
     "DataParallel",

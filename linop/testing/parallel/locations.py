@@ -128,7 +128,7 @@ class Locations:
             index = self._indexes[number]
             found = {}
             for rank, value in values.items():
-                at = index.selection(value, self.values)
+                at = index.selection(value)
                 if at is None:
                     break
                 found[rank] = at
@@ -146,13 +146,14 @@ class Locations:
         if len(values) < 2 or len(shapes) != 1 or not next(iter(values.values())).size > 1:
             return
         for partition in partitions(sorted(values), self.groups):
-            sums = {group: sum(values[r] for r in group) for group in partition}
+            with np.errstate(over="ignore", invalid="ignore"):
+                sums = {group: sum(values[r] for r in group) for group in partition}
             if all(np.abs(total).max() <= self.values.least for total in sums.values()):
                 continue
             for number, index in self._indexes.items():
                 found: dict[int, np.ndarray] = {}
                 for group, total in sums.items():
-                    at = index.selection(np.asarray(total), self.values)
+                    at = index.selection(np.asarray(total))
                     if at is None:
                         break
                     found |= dict.fromkeys(group, at)

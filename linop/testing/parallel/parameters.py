@@ -197,7 +197,7 @@ def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) ->
         return everything
     exact = Scale(1e-6, 1e-12)
     index = Index(one.value, exact)
-    if index.varied and (found := index.selection(mine.value, exact)) is not None:
+    if index.varied and (found := index.selection(mine.value)) is not None:
         return found
     # A bias of zeros is cut as the rows of a weight beside it.
     module = one.name.rpartition(".")[0]
@@ -208,7 +208,7 @@ def _selection(one: Parameter, mine: Parameter, record: Record, twin: Record) ->
         beside = Index(other.value, exact)
         if not beside.varied or other.value.ndim < 2 or other.value.shape[0] != one.value.shape[0]:
             continue
-        at = beside.selection(part.value, exact)
+        at = beside.selection(part.value)
         if at is not None and at.ndim == other.value.ndim:
             rows = at.reshape(len(at), -1)[:, 0] // (other.value.size // len(other.value))
             if len(rows) == mine.value.shape[0]:

@@ -80,8 +80,9 @@ class Scale:
         if not a.size:
             return True
         with np.errstate(invalid="ignore", over="ignore"):
-            gap = np.abs(a - b).max()
-        return bool(gap <= self.relative * np.abs(b).max() + self.least)
+            gap = np.where(a == b, 0, np.abs(a - b)).max()
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+        return bool(gap <= self.relative * largest + self.least)
 
 
 def related(
@@ -233,8 +234,8 @@ class Index:
         self.flat = flat
         self.order = np.argsort(flat, kind="stable")
         self.sorted = flat[self.order]
-        largest = float(np.abs(flat).max()) if flat.size else 0.0
-        self.gap = scale.relative * largest + scale.least
+        self.scale, self.largest = scale, _largest_ordinary(flat)
+        self.gap = scale.relative * self.largest + scale.least
         with np.errstate(invalid="ignore"):
             steps = np.diff(self.sorted)
         self.distinct = 1.0 + float((steps > self.gap).sum()) if flat.size else 0.0
@@ -259,22 +260,30 @@ class Index:
     def has(self, values: np.ndarray) -> bool:
         return self.positions(values) is not None
 
-    def selection(self, part: np.ndarray, scale: Scale) -> np.ndarray | None:
+    def _near(self, part: np.ndarray, block: np.ndarray) -> bool:
+        """True if a part is a block, up to rounding. What masks fill in is no scale of others."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = np.where(part == block, 0, np.abs(part - block))
+        size = np.where(np.isfinite(block), np.abs(block), 0)
+        return bool((gap <= self.gap + self.scale.relative * size * (size > self.largest)).all())
+
+    def selection(self, part: np.ndarray) -> np.ndarray | None:
         """For each element of a part its position in the whole, flat; None if it is no part."""
         whole = self.whole
         if part.size > whole.size or not part.size or part.dtype.kind != whole.dtype.kind:
             return None
-        if part.shape == whole.shape and scale.near(part, whole):
+        if part.shape == whole.shape and self._near(part, whole):
             return np.arange(whole.size).reshape(whole.shape)
-        if np.iscomplexobj(whole) or part.size < 2:
+        finite = part[np.isfinite(part)]
+        if np.iscomplexobj(whole) or part.size < 2 or not finite.size:
             return None
-        peak = part.ravel()[np.abs(part).argmax()]
+        peak = finite[np.abs(finite).argmax()]
         if not self.has(np.array([peak])):
             return None
-        if part.size == whole.size and scale.near(part.reshape(whole.shape), whole):
+        if part.size == whole.size and self._near(part.reshape(whole.shape), whole):
             return np.arange(whole.size).reshape(part.shape)
         for block in blocks(part.shape, whole.shape):
-            if scale.near(part, whole[block]):
+            if self._near(part, whole[block]):
                 return np.arange(whole.size).reshape(whole.shape)[block]
         if not self.varied:
             return None
@@ -282,6 +291,15 @@ class Index:
         if found is None or len(set(found.tolist())) * 2 < found.size:
             return None
         return found.reshape(part.shape)
+
+
+def _largest_ordinary(values: np.ndarray) -> float:
+    """The largest absolute value but for infinities and those large numbers by which masks stand
+    for them."""
+    size = np.abs(values)
+    usual = size[np.isfinite(size) & (size > 0)]
+    most = 1e4 * float(np.median(usual)) if usual.size else 0.0
+    return float(usual[usual <= most].max(initial=0.0))
 
 
 def blocks(part: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

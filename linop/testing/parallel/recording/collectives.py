@@ -83,8 +83,8 @@ def described(func: Any, args: Sequence[Any]) -> Described | None:
         peer = ranks[ints[0]]
     if name in ("gather", "scatter"):
         # The root alone gives a list of one tensor for each rank.
-        targets = lists[0]
-        sources = lists[1] if len(lists) > 1 else []
+        if len(lists) == 1:
+            targets, sources = ([], lists[0]) if name == "gather" else (lists[0], [])
     if name == "send":
         targets = []
     if name == "receive":

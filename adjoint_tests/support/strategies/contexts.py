@@ -1,0 +1,225 @@
+"""Context parallelism beside one process: contracts. Needs torch.
+
+Ranks import this module, and no test.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import linop
+from linop.backends import Backend
+from linop.strategies import ContextParallel, DataParallel, Mesh, Pipeline, check, fully_shard
+from support.layers.attentions import Attending, whole
+from support.layers.cases import normal, same
+from support.strategies.pipelines.pipelines import squares
+from support.strategies.tensor.tensor_networks import filled
+
+Tensor = Any
+attention = torch.nn.functional.scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Context:
+    """Attention of tokens that workers share.
+
+    Args:
+        call: of the whole.
+        method, zigzag: of `ContextParallel`.
+    """
+
+    call: Attending
+    workers: int = 1
+    method: str = "ring"
+    zigzag: bool | None = None
+
+
+def attends_as_whole(backend: Backend, case: Context) -> None:
+    """Under ``with cp:`` torch's function is attention of all workers' tokens, as its gradients."""
+    call = case.call
+    given, mask = call.given()
+    leaves = [x.clone().requires_grad_() for x in given]
+    wanted = whole(call, leaves, mask)
+    upstream = normal(tuple(wanted.shape), 5)
+    wanted.backward(upstream)
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], case.method, case.zigzag)
+    mine = [cp.shard(x, -2).requires_grad_() for x in given]
+    if mask is not None and mask.shape[-2] == given[0].shape[-2]:
+        mask = cp.shard(mask, -2)
+    with cp:
+        y = attention(*mine, mask, 0.0, call.causal, scale=call.scale, enable_gqa=True)
+    same(y, cp.shard(wanted, -2))
+    same(cp.unshard(y.detach(), -2), wanted)
+    y.backward(cp.shard(upstream, -2))
+    for x, leaf in zip(mine, leaves, strict=True):
+        same(x.grad, cp.shard(leaf.grad, -2))
+
+
+def derives_again(backend: Backend, case: Context) -> None:
+    """Gradients of gradients are those of one process."""
+    call = case.call
+    given, mask = call.given()
+    assert mask is None
+    leaves = [x.clone().requires_grad_() for x in given]
+    upstream = normal((*call.shapes()[0][:-1], call.features[1]), 5)
+    others = [normal(tuple(x.shape), 6 + k) for k, x in enumerate(given)]
+
+    def again(y: Tensor, xs: list[Tensor], upstream: Tensor, others: list[Tensor]) -> Any:
+        found = torch.autograd.grad(y, xs, upstream, create_graph=True)
+        total: Any = sum((a * b).sum() for a, b in zip(found, others, strict=True))
+        total.backward()  # through all nodes, also on workers without tokens
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+
+    wanted = again(whole(call, leaves, None), leaves, upstream, others)
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], case.method, case.zigzag)
+    mine = [cp.shard(x, -2).requires_grad_() for x in given]
+    y = cp.scaled_dot_product_attention(*mine, is_causal=call.causal, enable_gqa=True)
+    parts = [cp.shard(x, -2) for x in others]
+    for x, z in zip(again(y, mine, cp.shard(upstream, -2), parts), wanted, strict=True):
+        same(x, cp.shard(z, -2), 1e-11)
+
+
+def keeps_its_tokens(backend: Backend, length: int) -> None:
+    """Between forward and backward a worker keeps its own tokens and one block of others."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.data_ptr()] = x.numel()
+        return x
+
+    q, k, v = (cp.shard(normal((1, 4, length, 8), s), 2).requires_grad_() for s in range(3))
+    with saved_tensors_hooks(pack, lambda x: x):
+        y = cp.scaled_dot_product_attention(q, k, v, is_causal=True)
+    tokens = -(-length // cp.axis.size)
+    assert sum(kept.values()) <= 4 * (tokens + 2) * (6 * 8 + 1), (kept, tokens)
+    y.sum().backward()
+
+
+def recomputes(backend: Backend, lonely: int | None) -> None:
+    """Under checkpoints, of one worker alone with linop's context or of all without, gradients are
+    the same bits."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+    net = cp.parallelize(filled(Block(4, 2), 0))
+    x = cp.shard(normal((2, 7, 4), 1)).requires_grad_()
+    net(x).square().sum().backward()
+    wanted = [x.grad, *(p.grad for p in net.parameters())]
+    x.grad = None
+    net.zero_grad()
+    if lonely is None:
+        y = checkpoint(net, x, use_reentrant=False)
+    elif backend.worker == lonely:
+        context = linop.autograd.checkpoint_context
+        y = checkpoint(net, x, use_reentrant=False, context_fn=context)
+    else:
+        y = net(x)
+    y.square().sum().backward()
+    for a, b in zip([x.grad, *(p.grad for p in net.parameters())], wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+# Models
+
+
+class Block(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """Causal attention, as somebody's model has it, and a perceptron."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.o = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = attention(q, k, v, is_causal=True)
+        return x + torch.tanh(self.o(y.transpose(1, 2).flatten(2)))
+
+
+class GPT(nn.Module):  # type: ignore[misc]
+    """Tokens and their positions, blocks, logits."""
+
+    def __init__(self, words: int, length: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(Block(width, heads), Block(width, heads))
+        self.head = nn.Linear(width, words)
+        self.double()
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.head(self.blocks(self.words(tokens) + self.places(positions)))
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Context parallelism with other strategies.
+
+    Args:
+        dp, cp, pp: extents of the mesh.
+        shards: parameters are sharded along dp and cp, ZeRO 3; else they are copies.
+    """
+
+    dp: int = 1
+    cp: int = 1
+    pp: int = 1
+    shards: bool = False
+    method: str = "ring"
+    length: int = 5
+    rows: int = 2
+
+    @property
+    def workers(self) -> int:
+        return self.dp * self.cp * self.pp
+
+
+def is_its_twin(backend: Backend, case: Composed) -> None:
+    """Losses and gradients of a model, by `check`, are those of one process."""
+    mesh = Mesh(backend, dp=case.dp, cp=case.cp, pp=case.pp)
+    every, cp = mesh["dp", "cp"], ContextParallel(mesh["cp"], case.method)
+    rows = case.rows * case.dp
+    if case.pp > 1:
+        _in_stages(mesh, cp, case, rows)
+        return
+    twin = filled(GPT(6, case.length, 4, 2), 0)
+    model: Any = cp.parallelize(copy.deepcopy(twin))
+    if case.shards:
+        for block in model.blocks:
+            fully_shard(block, every)
+        fully_shard(model, every)
+    else:
+        model = DataParallel(model, every)
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(6, (2, rows, case.length), generator=generator)
+    positions = torch.arange(case.length).expand(rows, -1)
+    batch = tokens, positions, targets
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        entropy = nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum"
+        )
+        return entropy / (rows * case.length)  # of the whole batch, on each worker
+
+    mine = [cp.shard(x.chunk(case.dp)[mesh["dp"].index]) for x in batch]
+    assert check(model, twin, batch, loss, mine=mine, mesh=mesh, data=["dp", "cp"]) <= 1e-12
+
+
+def _in_stages(mesh: Mesh, cp: ContextParallel, case: Composed, rows: int) -> None:
+    twin = filled(nn.Sequential(*(Block(4, 2) for _ in range(case.pp))), 0)
+    pp = mesh["pp"]
+    stages: list[Any] = [None] * case.pp
+    stage = cp.parallelize(copy.deepcopy(twin[pp.index]))
+    stages[pp.index] = DataParallel(stage, mesh["dp", "cp"])
+    table = linop.schedules.GENERATORS["1f1b"](case.pp, case.rows)
+    model = Pipeline(stages, table, squares, backend=pp.backend)
+    batch = normal((rows, case.length, 4), 1), normal((rows, case.length, 4), 2)
+    mine = [cp.shard(x.chunk(case.dp)[mesh["dp"].index]) for x in batch]
+    assert check(model, twin, batch, mine=mine, mesh=mesh, data=["dp", "cp"]) <= 1e-12

@@ -1,0 +1,1 @@
+"""Attention over blocks of heads and of sequences."""

@@ -1,0 +1,208 @@
+"""Context parallelism: each worker of an axis has some tokens of every sequence, and attention,
+which alone looks at several tokens, is that of the whole sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from linop.backends import use
+from linop.errors import ArgumentError, expect
+from linop.layers.attention.attention import METHODS, scaled_dot_product_attention
+from linop.layers.attention.cuts import Segments, in_order, positions, zigzag
+from linop.layers.layer import Function, Layer
+from linop.operators.collectives import all_gather
+from linop.spaces.decomposition import REPLICATED
+from linop.spaces.decomposition import Axis as Role
+from linop.spaces.partition import balanced
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.mesh import Axis
+
+
+class ContextParallel:
+    """The workers of an axis, each with a part of the tokens of every sequence.
+
+    Under ``with cp:``, and in the modules that `parallelize` was called for,
+    `torch.nn.functional.scaled_dot_product_attention` is this one's: of queries, keys and values of
+    this worker's tokens, with those of the other workers.
+
+    Args:
+        axis: of a `Mesh`.
+        method: "ring": keys and values go around the workers, and a worker has three blocks of
+            them at most: its own, one that it computes with, one that arrives. "ulysses": an
+            all-to-all cuts heads instead of the sequence, and another one the sequence again; as
+            many workers have something to do as there are heads.
+        zigzag: True: each worker has two chunks of the sequence, the w-th of 2 P and the w-th last,
+            so that causal attention is as much work on all; False: blocks in the order of the
+            sequence. By default True for the ring, and False for "ulysses".
+
+    Raises:
+        ArgumentError: there is no such method.
+    """
+
+    def __init__(self, axis: Axis, method: str = "ring", zigzag: bool | None = None) -> None:
+        self.axis = expect("ContextParallel", axis, Axis)
+        if method not in METHODS:
+            raise ArgumentError(
+                f"ContextParallel: method={method!r}; one of {', '.join(METHODS)} expected"
+            )
+        self.method = method
+        self.zigzag = method == "ring" if zigzag is None else zigzag
+        self._gathers: dict[int, _Whole] = {}
+        self._modes: list[_Attention] = []
+
+    # Tokens
+
+    def _cut(self, length: int) -> list[Segments]:
+        n = self.axis.size
+        return zigzag(length, n) if self.zigzag else in_order(balanced(length, n))
+
+    def positions(self, length: int) -> Tensor:
+        """Positions in a sequence of so many tokens of those that this worker has, in its order: an
+        int64 tensor, as rotary and learned embeddings take it."""
+        return torch.tensor(positions(self._cut(length)[self.axis.index]), dtype=torch.int64)
+
+    def shard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This worker's tokens of a tensor that all workers have. Nothing is sent.
+
+        Args:
+            x: such as token indices, targets, or the rows of a mask.
+            dim: the dimension of the sequence.
+        """
+        return x.index_select(dim, self.positions(x.shape[dim]).to(x.device))
+
+    def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The whole sequence, on every worker, of a tensor of which each has its tokens.
+        Collective; the gradient is this worker's part, without messages, since all workers compute
+        the same of the whole (`linop.REPLICATED`).
+
+        Args:
+            dim: the dimension of the sequence.
+
+        Raises:
+            ShapeError, DTypeError: blocks do not make up a tensor; on every worker.
+        """
+        if dim not in self._gathers:
+            with use(self.axis.backend):
+                self._gathers[dim] = _Whole(self.axis, dim)
+        whole: Tensor = self._gathers[dim](x)
+        if not self.zigzag:
+            return whole
+        order = [p for part in self._cut(whole.shape[dim]) for p in positions(part)]
+        where = torch.tensor(order, device=whole.device).argsort()
+        return whole.index_select(dim, where)
+
+    # Attention
+
+    def scaled_dot_product_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Attention over the whole sequence. Collective.
+
+        Args:
+            query, key, value: of this worker's tokens, of shape (batch, heads, tokens, features);
+                `enable_gqa` allows fewer heads of keys and values.
+            attn_mask, dropout_p, is_causal, scale: as of
+                `linop.layers.scaled_dot_product_attention`.
+
+        Returns:
+            This worker's rows of the result.
+
+        Raises:
+            As `linop.layers.scaled_dot_product_attention`.
+        """
+        device = query.device.type
+        if torch.is_autocast_enabled(device):
+            kind = torch.get_autocast_dtype(device)
+            query, key, value = (x.to(kind) for x in (query, key, value))
+        with use(self.axis.backend):
+            return scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale,
+                enable_gqa,
+                P_x=self.axis.partition,
+                x_axes=(-2,),
+                method=self.method,
+                zigzag=self.zigzag,
+            )
+
+    def __enter__(self) -> ContextParallel:
+        self._modes.append(_Attention(self.scaled_dot_product_attention))
+        self._modes[-1].__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.pop().__exit__(*error)
+
+    def parallelize(self, net: torch.nn.Module) -> torch.nn.Module:
+        """The net, whose calls are under ``with cp:`` from now on; those of its parts, too, so that
+        they are recomputed as they were computed (`torch.utils.checkpoint`). Parameters stay as
+        they are: the gradients of all workers are to be summed, as `DataParallel` does.
+        """
+        for module in net.modules():
+            module.register_forward_pre_hook(self._before)
+            module.register_forward_hook(self._after, always_call=True)
+        return net
+
+    def _before(self, module: torch.nn.Module, args: Any) -> None:
+        del module, args
+        self.__enter__()
+
+    def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        del module, args, result
+        self.__exit__(None, None, None)
+
+    def __repr__(self) -> str:
+        return (
+            f"ContextParallel({self.axis.name} of {self.axis.size}, method={self.method!r}, "
+            f"zigzag={self.zigzag})"
+        )
+
+
+class _Attention(TorchFunctionMode):
+    """Mode of a thread in which attention is another function."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self._function(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class _Whole(Layer):
+    """All blocks along a dimension, concatenated in the order of the workers, on each of them."""
+
+    floating = False
+
+    def __init__(self, axis: Axis, dim: int) -> None:
+        super().__init__([axis.partition], axis.partition)
+        self.dim = dim
+
+    def axes(self, number: int, ndim: int) -> list[Role]:
+        return [self.dim % ndim if ndim else 0]
+
+    def output_axes(self, grid: Any, ndim: int) -> list[Role]:
+        return [REPLICATED]
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        return self.moved(all_gather, inputs[0], 0, REPLICATED, of=0)
