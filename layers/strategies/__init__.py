@@ -22,16 +22,16 @@ from linop.strategies.pipelines.splitting import split
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.spatial import Spatial, spatial
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
-from linop.strategies.tensor.parallelize import parallelize_module
-from linop.strategies.tensor.styles import (
-    ColwiseParallel,
+from linop.strategies.tensor.module_styles import (
     PrepareModuleInput,
     PrepareModuleOutput,
-    RowwiseParallel,
     SequenceParallel,
 )
+from linop.strategies.tensor.parallelize import parallelize_module
+from linop.strategies.tensor.styles import AttentionParallel, ColwiseParallel, RowwiseParallel
 
 __all__ = [
+    "AttentionParallel",
     "Axis",
     "ColwiseParallel",
     "CrossEntropyLoss",

@@ -20,15 +20,11 @@ from linop.spaces.decomposition import REPLICATED
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.calls import Calls
 from linop.strategies.tensor.chains import check_chains
+from linop.strategies.tensor.conversions import parallel_layers
 from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.styles import (
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    Style,
-    check_groups,
-    parallel_layers,
-)
+from linop.strategies.tensor.style import Style
+from linop.strategies.tensor.styles import check_groups
 
 _Said = Mapping[str, Mapping[str, Any]]
 """A worker's plan, module and arguments, of which each part has a text, or a tuple."""
@@ -157,8 +153,8 @@ def _check_hooks(module: Module, style: Style, name: str) -> None:
     Raises:
         ArgumentError: it has hooks, or a parameter of it has, as those of a weight norm.
     """
-    if isinstance(style, PrepareModuleInput | PrepareModuleOutput):
-        return  # the module stays
+    if style.keeps(module):
+        return
     for owner in (module, *module.parameters()):
         keys = [*vars(owner), "_backward_hooks", "_post_accumulate_grad_hooks"]
         if any(getattr(owner, key, None) for key in keys if key.endswith("_hooks")):
@@ -248,7 +244,9 @@ def _tie(first: tuple[str, str], other: tuple[str, str], made: Mapping[str, Modu
     """
     one, two = (made.get(name) for name, _ in (first, other))
     ways = [
-        module.spaces[key].made_from if isinstance(module, ParallelLayer) else None
+        (module.spaces[key].made_from, getattr(module, "packings", {}).get(key))
+        if isinstance(module, ParallelLayer)
+        else None
         for module, (_, key) in ((one, first), (two, other))
     ]
     if ways[0] != ways[1]:
