@@ -22,6 +22,7 @@ from linop.strategies.pipelines.splitting import split
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.spatial import Spatial, spatial
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
+from linop.strategies.tensor.model_plans import tp_plan
 from linop.strategies.tensor.module_styles import (
     PrepareModuleInput,
     PrepareModuleOutput,
@@ -57,6 +58,7 @@ __all__ = [
     "parallelize_module",
     "spatial",
     "split",
+    "tp_plan",
     "unsharded",
 ]
 

@@ -23,8 +23,9 @@ from linop.strategies.tensor.chains import check_chains
 from linop.strategies.tensor.conversions import parallel_layers
 from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, layout_of
+from linop.strategies.tensor.low_rank import has_low_rank, styles_of_parts
 from linop.strategies.tensor.style import Style
-from linop.strategies.tensor.styles import check_groups
+from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel, check_groups
 
 _Said = Mapping[str, Mapping[str, Any]]
 """A worker's plan, module and arguments, of which each part has a text, or a tuple."""
@@ -137,7 +138,10 @@ def _named(module: Module, plan: Any) -> dict[str, Style]:
             raise ArgumentError(
                 f"there is no submodule {pattern!r}; there are {', '.join(filter(None, names))}"
             )
-        found.update(dict.fromkeys(fitting, style))
+        for name in fitting:
+            one = module.get_submodule(name)
+            low = has_low_rank(one) and isinstance(style, ColwiseParallel | RowwiseParallel)
+            found.update(styles_of_parts(name, one, style) if low else {name: style})
     return found
 
 
