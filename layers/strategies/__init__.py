@@ -24,6 +24,7 @@ from linop.strategies.space.spatial import Spatial, spatial
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 from linop.strategies.tensor.model_plans import tp_plan
 from linop.strategies.tensor.module_styles import (
+    LocalAttributes,
     PrepareModuleInput,
     PrepareModuleOutput,
     SequenceParallel,
@@ -39,6 +40,7 @@ __all__ = [
     "CutTensor",
     "DataParallel",
     "GradientError",
+    "LocalAttributes",
     "Mesh",
     "Pipeline",
     "PrepareModuleInput",

@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from linop.errors import ArgumentError
 from linop.layers.layer import Layer
+from linop.spaces.partition import balanced
 from linop.spaces.region import integer
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.conversions import convert_inputs, convert_output, hold
@@ -175,6 +176,53 @@ class PrepareModuleOutput(Style):
         pairs = zip(_many(self.output_layouts), _many(self.desired_output_layouts), strict=True)
         hold(module, "output", [_between(axis, *pair, self.heads) for pair in pairs])
         module.register_forward_hook(convert_output)
+        return module
+
+
+@dataclass(frozen=True)
+class LocalAttributes(Style):
+    """Any module, of whose numbers each worker has its share: a number of heads, or of their
+    features, that it makes shapes with, as ``n_heads`` or ``attn_dim``.
+
+    Attributes of a module belong to it alone; those of a configuration that modules share stay.
+
+    Args:
+        names: of attributes, whole numbers; one alone, or several.
+        heads: parts of equal length that stay whole, as for `ColwiseParallel`; by default the
+            number itself.
+    """
+
+    names: str | Sequence[str]
+    heads: int | None = None
+
+    def check(self, module: Module, axis: Axis, name: str) -> None:
+        for attribute in self._names:
+            n = getattr(module, attribute, None)
+            if not isinstance(n, int) or isinstance(n, bool):
+                there = [k for k, v in vars(module).items() if type(v) is int]
+                raise ArgumentError(
+                    f"{name!r}: LocalAttributes({attribute!r}), which is {n!r}; a whole number "
+                    f"expected, as {', '.join(there) or 'none that there is'}"
+                )
+            heads = n if self.heads is None else integer(self.heads, f"{name!r}: heads")
+            if heads < axis.size or n % heads:
+                raise ArgumentError(
+                    f"{name!r}: {attribute}={n} in {heads} parts for {axis.size} workers of "
+                    f"{axis.name!r}; equal parts, and one for each worker at least expected"
+                )
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return [self.names] if isinstance(self.names, str) else self.names
+
+    def keeps(self, module: Module) -> bool:
+        return True
+
+    def apply(self, module: Module, axis: Axis) -> Module:
+        for attribute in self._names:
+            n: Any = getattr(module, attribute)
+            heads = self.heads or n
+            setattr(module, attribute, balanced(heads, axis.size)[axis.index] * (n // heads))
         return module
 
 
