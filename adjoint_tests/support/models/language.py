@@ -246,8 +246,8 @@ def llama_plan(c: Configuration, one: bool) -> Plan:
         "model.embed_tokens": Cut("row"),
         "model.layers.0": Cut("input", inputs="whole", outputs=1),
         f"{at}.self_attn": Cut("input", inputs=1, named="hidden_states"),
-        "model.norm": Cut("norm", outputs="whole"),
-        "lm_head": Cut("column", outputs="whole"),
+        "model.norm": Cut("norm"),
+        "lm_head": Cut("column", inputs=1, outputs="whole"),
     }
 
 
