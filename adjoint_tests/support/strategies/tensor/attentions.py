@@ -194,7 +194,8 @@ def takes_parts(backend: Backend, way: str, groups: int) -> None:
     net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], plan)
     for _ in range(2):
         assert check(net, twin, (x, target), nn.MSELoss(reduction="sum")) < 1e-12
-        net.zero_grad(), twin.zero_grad()
+        net.zero_grad()
+        twin.zero_grad()
     _same_state(net, twin)
 
 
@@ -285,7 +286,7 @@ def converts_by_name(backend: Backend) -> None:
     cut = {"0" if not k else f"0.{k}": style for k, style in plan.items()}
     first = nn.Sequential(nn.Identity(), root[0])
     cut = {f"1{k[1:]}": style for k, style in cut.items()} | {"0": SequenceParallel(1, REPLICATED)}
-    net = parallelize_module(first, axis, cut)
+    net: Any = parallelize_module(first, axis, cut)
     whole = nn.Sequential(nn.Identity(), twin)
     assert check(net, whole, (x, target), nn.MSELoss(reduction="sum")) < 1e-12
     with pytest.raises(LinopError, match="called without an input 'hidden' by name"):

@@ -205,7 +205,8 @@ def computes_again(backend: Backend, name: str, kind: str) -> None:
         options = {"use_reentrant": False, "preserve_rng_state": False}
         net.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         for _ in range(2):
-            twin.zero_grad(), net.zero_grad()
+            twin.zero_grad()
+            net.zero_grad()
             loss(twin(**given)).backward()
             loss(net(**given)).backward()
         for key, p in net.named_parameters():
