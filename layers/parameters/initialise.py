@@ -56,9 +56,11 @@ def initialize(
     def make() -> Any:
         whole = torch.empty(space.global_shape, dtype=dtype, device=device)
         init(whole, *args, **kwargs)
-        return whole
+        return whole if packing is None else packing.packed(whole)
 
-    filled_anew(layer, name, make, init.__module__ == "torch.nn.init" and "generator" not in kwargs)
+    packing = getattr(layer, "packings", {}).get(name)
+    by_element = init.__module__ == "torch.nn.init" and "generator" not in kwargs
+    filled_anew(layer, name, make, by_element and packing is None)
 
 
 @contextmanager

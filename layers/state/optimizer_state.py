@@ -54,7 +54,11 @@ class Optimized:
             # They may be parts of blocks.
             outer = {key: item.spaces for key, item in workers.tensors.items()}
             self.tensors = workers.tensors | {
-                item.key: replace(item, spaces={**outer[item.key], **item.spaces})
+                item.key: replace(
+                    item,
+                    spaces={**outer[item.key], **item.spaces},
+                    packing=workers.tensors[item.key].packing,
+                )
                 for item in state_tensors(parts)
             }
         self._own: list[list[str | None]] = workers.each(self._names)
@@ -118,7 +122,7 @@ class Optimized:
                 workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
             if is_block:
                 block = mine.get(names)
-                value = StateTensor(f"{key}.{name}", self.tensors[key].spaces, block, value)
+                value = replace(self._beside(key, name), block=block, dtype=value)
             kept[names] = value
         return kept
 
@@ -164,7 +168,12 @@ class Optimized:
         if item.block is not None:
             device = self.workers.device if item.block.is_meta else item.block.device
             block = torch.empty_like(item.block, dtype=dtype, device=device)
-        return StateTensor(f"{key}.{name}", item.spaces, block, dtype)
+        return replace(self._beside(key, name), block=block, dtype=dtype)
+
+    def _beside(self, key: str, name: str) -> StateTensor:
+        """A tensor that the optimizer keeps for a parameter, without its block."""
+        item = self.tensors[key]
+        return StateTensor(f"{key}.{name}", item.spaces, None, packing=item.packing)
 
     def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
         """Load this worker's share of a whole state.

@@ -191,7 +191,7 @@ def _blocks(workers: Workers, folder: _Folder, prefix: tuple[str, ...]) -> dict[
     for item in items:
         if item.block is not None:
             block = torch.empty_like(item.block, device="cpu", requires_grad=False)
-            folder.read(names[item.key], block, _start(item))
+            _read(folder, names[item.key], item, block)
             blocks[item.key] = block
     return blocks
 
@@ -211,7 +211,7 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
             kept[owner, what] = item = optimized.target(owner, what, entry.dtype)
             fit("load", [item], {item.key: entry.shape})
             if item.block is not None:
-                folder.read(name, item.block, _start(item))
+                _read(folder, name, item, item.block)
             continue
         value = folder.value(name)
         if kind == "state":
@@ -224,6 +224,7 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
     return hypers, kept
 
 
-def _start(item: StateTensor) -> tuple[int, ...]:
-    """Offsets of this worker's block in the global tensor."""
-    return tuple(s.start or 0 for s in item.here)
+def _read(folder: _Folder, name: str, item: StateTensor, block: Tensor) -> None:
+    """Fill this worker's block from a stored tensor."""
+    for there, here in item.pieces:
+        folder.read(name, block[here], tuple(s.start or 0 for s in there))

@@ -79,30 +79,38 @@ class _Shard:
         self.item = item
         self.block = None if item.block is None else plain(item.block)
 
-    def chunk(self) -> ChunkStorageMetadata | None:
-        """Position of the block in the global tensor; None if it has no elements, or there is no
-        block. A global tensor without elements has empty chunks."""
+    def chunks(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+        """Boxes of the global tensor that the block has, each with its elements; none if it has no
+        elements, or there is no block. A global tensor without elements has empty chunks."""
         item = self.item
         if self.block is None or (not self.block.numel() and 0 not in item.shape):
-            return None
-        offsets = [s.start or 0 for s in item.here]
-        return ChunkStorageMetadata(torch.Size(offsets), self.block.shape)
+            return []
+        found = []
+        for there, here in item.pieces:
+            part = self.block[here]
+            offsets = torch.Size([s.start or 0 for s in there])
+            found.append((ChunkStorageMetadata(offsets, part.shape), part))
+        return found
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The elements of a box."""
+        return next(part for chunk, part in self.chunks() if chunk.offsets == index.offset)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        chunk = self.chunk()
-        if self.block is None or chunk is None:
-            return []
         # Holders of the same block all give an item; torch's global plan keeps one of them.
-        properties = TensorProperties.create_from_tensor(self.block)
-        data = TensorWriteData(chunk, properties, torch.Size(self.item.shape))
-        index = MetadataIndex(name, chunk.offsets)
-        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
+        items = []
+        for chunk, part in self.chunks():
+            properties = TensorProperties.create_from_tensor(part)
+            data = TensorWriteData(chunk, properties, torch.Size(self.item.shape))
+            index = MetadataIndex(name, chunk.offsets)
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return items
 
 
 class _Writing(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict[index.fqn]
-        return found.block if isinstance(found, _Shard) else found
+        return found.part(index) if isinstance(found, _Shard) else found
 
 
 def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:

@@ -150,10 +150,13 @@ def spread(
     if source.root is None:
         for item in items:
             if item.block is not None and state is not None:
-                plain(item.block).copy_(state[item.key][item.here])
+                for there, here in item.pieces:
+                    plain(item.block)[here].copy_(state[item.key][there])
         return
     for item in items:
         whole = state[item.key] if state is not None and workers.worker == source.root else None
+        if whole is not None and item.packing is not None:
+            whole = item.packing.packed(whole)
         _scatter(workers, item, whole, source.dtypes[item.key], source.root)
 
 
@@ -194,7 +197,8 @@ def gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor 
         if root not in (None, backend.worker or 0):
             return None
     assert block is not None
-    return block.view(item.dtype) if moved else plain(block).clone()
+    whole: Tensor = block.view(item.dtype) if moved else plain(block).clone()
+    return whole if item.packing is None else item.packing.unpacked(whole)
 
 
 def _scatter(

@@ -14,6 +14,7 @@ from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Layer
 from linop.layers.parameters.blocks import blocks
 from linop.layers.parameters.draws import with_memory
+from linop.layers.parameters.packing import Packing
 from linop.spaces.tensor import TensorSpace
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -33,6 +34,7 @@ class StateTensor:
         block: this worker's; None if it holds none.
         dtype: the same on all workers; None until they have agreed.
         trained: True for a parameter, False for a buffer.
+        packing: the order of rows in the global tensor, where it is not the sequential state's.
     """
 
     key: str
@@ -40,6 +42,7 @@ class StateTensor:
     block: Tensor | None
     dtype: Any = None
     trained: bool = False
+    packing: Packing | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,7 +63,16 @@ class StateTensor:
         return tuple(self.block.shape)
 
     @property
-    def here(self) -> tuple[slice, ...]:
+    def pieces(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Boxes of the sequential tensor that this worker's block has: slices there, and in the
+        block. One, but for parameters of several parts."""
+        here = self._here
+        if self.packing is not None:
+            return self.packing.pieces(here)
+        return [(here, tuple(slice(0, s.stop - s.start) for s in here))]
+
+    @property
+    def _here(self) -> tuple[slice, ...]:
         """Slices of this worker's block in the global tensor: of a block of a block, composed."""
         found = tuple(slice(0, n) for n in self.shape)
         for backend, space in self.spaces.items():
@@ -92,7 +104,8 @@ def state_tensors(model: Any) -> Iterator[StateTensor]:
                     cut = {block.layer.backend: block.space for block in known.get(id(tensor), ())}
                     if name in spaces:
                         cut = {module.backend: spaces[name]} | cut
-                    yield StateTensor(prefix + name, cut, tensor, None, trained)
+                    order = getattr(module, "packings", {}).get(name)
+                    yield StateTensor(prefix + name, cut, tensor, None, trained, order)
 
 
 def prefixed_modules(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

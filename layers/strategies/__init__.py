@@ -23,16 +23,18 @@ from linop.strategies.pipelines.splitting import split
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.spatial import Spatial, spatial
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
-from linop.strategies.tensor.parallelize import parallelize_module
-from linop.strategies.tensor.styles import (
-    ColwiseParallel,
+from linop.strategies.tensor.model_plans import tp_plan
+from linop.strategies.tensor.module_styles import (
+    LocalAttributes,
     PrepareModuleInput,
     PrepareModuleOutput,
-    RowwiseParallel,
     SequenceParallel,
 )
+from linop.strategies.tensor.parallelize import parallelize_module
+from linop.strategies.tensor.styles import AttentionParallel, ColwiseParallel, RowwiseParallel
 
 __all__ = [
+    "AttentionParallel",
     "Axis",
     "ColwiseParallel",
     "ContextParallel",
@@ -40,6 +42,7 @@ __all__ = [
     "CutTensor",
     "DataParallel",
     "GradientError",
+    "LocalAttributes",
     "Mesh",
     "Pipeline",
     "PrepareModuleInput",
@@ -59,6 +62,7 @@ __all__ = [
     "parallelize_module",
     "spatial",
     "split",
+    "tp_plan",
     "unsharded",
 ]
 

@@ -236,8 +236,24 @@ def llama_plan(c: Configuration, one: bool) -> Plan:
     up = f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"
     found |= _mlp(up, f"{at}.mlp.down_proj", one)
     found |= _words(c, "model.embed_tokens", "lm_head", one)
-    norms = ("model.norm", f"{at}.input_layernorm", f"{at}.post_attention_layernorm")
-    return found | (dict.fromkeys(norms, Cut("norm")) if one else {})
+    if not one:
+        return found
+    # The rotary embedding is of the whole sequence, which is split after it.
+    found |= _gathered(f"{at}.self_attn", ("q_proj", "k_proj", "v_proj", "o_proj"), c)
+    norms = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
+    found |= dict.fromkeys(norms, Cut("norm"))
+    return found | {
+        "model.embed_tokens": Cut("row"),
+        "model.layers.0": Cut("input", inputs="whole", outputs=1),
+        f"{at}.self_attn": Cut("input", inputs=1, named="hidden_states"),
+        "model.norm": Cut("norm"),
+        "lm_head": Cut("column", inputs=1, outputs="whole"),
+    }
+
+
+def qwen3_plan(c: Configuration, one: bool) -> Plan:
+    norms = {f"model.layers.*.self_attn.{name}_norm": Cut("heads' norm") for name in "qk"}
+    return llama_plan(c, one) | norms
 
 
 def mixtral_plan(c: Configuration, one: bool) -> Plan | None:
@@ -246,15 +262,23 @@ def mixtral_plan(c: Configuration, one: bool) -> Plan | None:
 
 
 def phi3_plan(c: Configuration, one: bool) -> Plan | None:
-    """The plan of one who does not read the model."""
-    at = "model.layers.*"
-    found = {f"{at}.self_attn.qkv_proj": Cut("column"), f"{at}.self_attn.o_proj": Cut("row")}
-    return None if one else found | _mlp((f"{at}.mlp.gate_up_proj",), f"{at}.mlp.down_proj", False)
+    at, groups = "model.layers.*", c["groups"]
+    parts = c["heads"], groups, groups
+    found = {
+        f"{at}.self_attn.qkv_proj": Cut("column", heads=groups, packed=parts),
+        f"{at}.self_attn.o_proj": Cut("row", heads=groups),
+        f"{at}.mlp.gate_up_proj": Cut("column", packed=2),
+        f"{at}.mlp.down_proj": Cut("row"),
+    }
+    return None if one else found
 
 
 def gpt2_plan(c: Configuration, one: bool) -> Plan | None:
     at = "transformer.h.*"
-    found = {f"{at}.attn.c_attn": Cut("column"), f"{at}.attn.c_proj": Cut("row")}
+    found = {
+        f"{at}.attn.c_attn": Cut("column", heads=c["heads"], packed=3),
+        f"{at}.attn.c_proj": Cut("row", heads=c["heads"]),
+    }
     return None if one else found | _mlp((f"{at}.mlp.c_fc",), f"{at}.mlp.c_proj", False)
 
 
@@ -276,11 +300,16 @@ def bert_plan(c: Configuration, one: bool) -> Plan:
 
 
 def t5_plan(c: Configuration, one: bool) -> Plan | None:
-    found = {}
+    found, crossed = {}, "decoder.block.*.layer.1.EncDecAttention"
+    found |= {f"{crossed}.{name}": Cut("column", heads=c["heads"]) for name in "qkv"}
+    found |= {f"{crossed}.o": Cut("row", heads=c["heads"])}
+    found |= {crossed: Cut("numbers", named="n_heads")}
     for part, feed in ("encoder", 1), ("decoder", 2):
         at = f"{part}.block.*.layer.*"
-        found |= {f"{at}.SelfAttention.{name}": Cut("column") for name in "qkv"}
-        found |= {f"{at}.SelfAttention.o": Cut("row")}
+        heads, bias = c["heads"], "SelfAttention.relative_attention_bias"
+        found |= {f"{at}.SelfAttention.{name}": Cut("column", heads=heads) for name in "qkv"}
+        found |= {f"{at}.SelfAttention.o": Cut("row", heads=heads)}
+        found |= {f"{part}.block.0.layer.0.{bias}": Cut("column", heads=heads)}
         found |= _mlp(
             (f"{part}.block.*.layer.{feed}.DenseReluDense.wi",),
             f"{part}.block.*.layer.{feed}.DenseReluDense.wo",
@@ -299,9 +328,9 @@ def vit_plan(c: Configuration, one: bool) -> Plan:
     if not one:
         return found
     found |= _gathered(f"{at}.attention", names, c) | {f"{at}.attention": Cut("input", inputs=1)}
-    norms = f"{at}.layernorm_before", f"{at}.layernorm_after", f"{model}layernorm"
+    norms = f"{at}.layernorm_before", f"{at}.layernorm_after"
     ends = {f"{model}embeddings": Cut("output", outputs=1)}
-    ends |= {"classifier": Cut("input", inputs=1)}
+    ends |= {f"{model}layernorm": Cut("norm", outputs="whole")}  # of which one is classified
     return found | dict.fromkeys(norms, Cut("norm")) | ends
 
 
@@ -331,5 +360,5 @@ MODELS = [
     _language("ViT", vit, vit_plan, "vit.layers.1 classifier", "vit.layers layers", images),
     _language("Mixtral", mixtral, mixtral_plan, ENDS, "model.layers"),
     _language("Phi-3", phi3, phi3_plan, ENDS, "model.layers"),
-    _language("Qwen3", qwen3, llama_plan, ENDS, "model.layers"),
+    _language("Qwen3", qwen3, qwen3_plan, ENDS, "model.layers"),
 ]

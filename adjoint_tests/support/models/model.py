@@ -43,12 +43,16 @@ class Cut:
 
     Attributes:
         how: "column" or "row" of a linear layer or of an embedding, "norm" of a split sequence,
+            "heads' norm", of a tensor that is split by heads, "attention", torch's by heads,
+            "numbers": the module's attribute `named` is this worker's share,
             "input" or "output": the module's input or output is moved to another layout.
         heads: of features that are cut in whole heads.
         queries: heads of the queries, of keys and values in groups.
         inputs: layout of the input: a dimension, or "copies" of what an "input" has gathered; None:
             the usual one.
         outputs: layout of the output: a dimension or "whole"; None: the usual one.
+        packed: the number of equal parts of a projection, or their lengths in any unit.
+        named: of an "input", its name; empty: it is the first by position.
     """
 
     how: str
@@ -56,6 +60,8 @@ class Cut:
     queries: int | None = None
     inputs: int | str | None = None
     outputs: int | str | None = None
+    packed: int | tuple[int, ...] | None = None
+    named: str = ""
 
 
 Plan = dict[str, Cut]

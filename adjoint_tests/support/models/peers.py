@@ -116,11 +116,21 @@ def style(cut: Cut, arguments: int) -> Any:
 
     if cut.how == "norm":
         return SequenceParallel(use_local_output=True)
+    if cut.how == "heads' norm":
+        return SequenceParallel(sequence_dim=2, use_local_output=True)
+    if cut.how == "attention":
+        return ColwiseParallel()
+    if cut.how == "input" and cut.named:
+        return PrepareModuleInput(
+            input_kwarg_layouts={cut.named: layout(cut.inputs, None)},
+            desired_input_kwarg_layouts={cut.named: layout(cut.outputs, Replicate())},
+            use_local_output=True,
+        )
     if cut.how == "input":
         others = (None,) * (arguments - 1)
         return PrepareModuleInput(
             input_layouts=(layout(cut.inputs, None), *others),
-            desired_input_layouts=(Replicate(), *others),
+            desired_input_layouts=(layout(cut.outputs, Replicate()), *others),
             use_local_output=True,
         )
     if cut.how == "output":
@@ -143,7 +153,7 @@ def _cut(case: Case, net: Any, mesh: Any, sequence: bool) -> Any:
     styles, counts = {}, _arguments(case)
     for name, module in net.named_modules():
         for pattern, cut in plan.items():
-            if fnmatchcase(name, pattern) and case.cuts(pattern):
+            if fnmatchcase(name, pattern) and case.cuts(pattern) and cut.how != "numbers":
                 styles[name] = style(cut, counts.get(name, 1))
                 if cut.how == "row" and isinstance(module, torch.nn.Embedding):
                     styles[name] = RowwiseParallel(

@@ -155,12 +155,24 @@ def style(cut: Cut) -> Any:
         "output_layouts": layout.get(str(cut.outputs), cut.outputs),
         "heads": cut.heads,
         "queries": cut.queries,
+        "packed": cut.packed,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if cut.how == "norm":
-        return strategies.SequenceParallel()
+        ends = {k: v for k, v in given.items() if k.endswith("layouts")}
+        return strategies.SequenceParallel(**ends)
+    if cut.how == "heads' norm":
+        return strategies.SequenceParallel(None)
+    if cut.how == "numbers":
+        return strategies.LocalAttributes(cut.named, cut.heads)
+    if cut.how == "attention":
+        return strategies.AttentionParallel()
     if cut.how == "input":
-        return strategies.PrepareModuleInput(cut.inputs, COPIES)
+        wanted = given.get("output_layouts", COPIES)
+        first = given["input_layouts"]
+        if cut.named:
+            return strategies.PrepareModuleInput((), (), {cut.named: first}, {cut.named: wanted})
+        return strategies.PrepareModuleInput(first, wanted)
     if cut.how == "output":
         return strategies.PrepareModuleOutput(
             REPLICATED if cut.inputs is None else cut.inputs, given["output_layouts"]

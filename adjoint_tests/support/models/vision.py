@@ -165,7 +165,7 @@ def torchvision_vit_plan(c: Configuration, one: bool) -> Plan | None:
         None
         if one
         else {
-            f"{at}.self_attention": Cut("column", heads=c["heads"]),
+            f"{at}.self_attention": Cut("attention"),
             f"{at}.mlp.0": Cut("column"),
             f"{at}.mlp.3": Cut("row"),
         }
@@ -178,8 +178,9 @@ def timm_vit_plan(c: Configuration, one: bool) -> Plan | None:
         None
         if one
         else {
-            f"{at}.attn.qkv": Cut("column"),
-            f"{at}.attn.proj": Cut("row"),
+            f"{at}.attn.qkv": Cut("column", heads=c["heads"], packed=3),
+            f"{at}.attn.proj": Cut("row", heads=c["heads"]),
+            f"{at}.attn": Cut("numbers", heads=c["heads"], named="attn_dim"),
             f"{at}.mlp.fc1": Cut("column"),
             f"{at}.mlp.fc2": Cut("row"),
         }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linop.layers.parameters.packing import Packing
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.unit import Member, rows
 from linop.strategies.mesh import Axis
@@ -24,6 +25,7 @@ class Counterpart(NamedTuple):
         parameter: this worker's: whole, a block, a shard, or a shard of a block.
         slices: of the block in the whole, or None.
         member: of the shard in the block, or None, and the axis that it is sharded over.
+        packing: the order of rows that the slices are of, if it is another one.
     """
 
     name: str
@@ -31,9 +33,12 @@ class Counterpart(NamedTuple):
     slices: tuple[slice, ...] | None
     member: Member | None
     axis: Axis | None
+    packing: Packing | None = None
 
     def part(self, whole: Tensor) -> Tensor:
         """The part of a tensor of the sequential parameter's shape that this worker has."""
+        if self.packing is not None:
+            whole = self.packing.packed(whole)
         block = whole if self.slices is None else whole[self.slices]
         if self.member is None:
             return block
@@ -46,7 +51,10 @@ class Counterpart(NamedTuple):
         if self.member is not None and self.axis is not None:
             cut = self.member.space.slices(self.axis.index)
             starts = [a + (s.start or 0) for a, s in zip(starts, cut, strict=False)]
-        return tuple(a + b for a, b in zip(starts, at, strict=False))
+        found = [a + b for a, b in zip(starts, at, strict=False)]
+        if self.packing is not None:
+            found[self.packing.dim] = self.packing.row(found[self.packing.dim])
+        return tuple(found)
 
 
 def modules_of(model: Any) -> dict[str, Any]:
@@ -76,7 +84,8 @@ def counterparts(model: Any) -> list[Counterpart]:
             p = owner._parameters[attribute]
             spaces: Mapping[str, Any] = getattr(owner, "spaces", {})
             slices = spaces[attribute].slices(owner.worker) if attribute in spaces else None
-            found.append(Counterpart(name, p, slices, *shards.get(id(p), (None, None))))
+            order = getattr(owner, "packings", {}).get(attribute)
+            found.append(Counterpart(name, p, slices, *shards.get(id(p), (None, None)), order))
     return found
 
 

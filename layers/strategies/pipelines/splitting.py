@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
     stages as its attribute `edges`, from where `Pipeline` takes them. torch exports in one thread
     at a time, while others must not use modules: on threads split before `linop.launch`. If the
     model returns several tensors, in a tuple or a dict, the last stage returns a tuple of them.
+    Models of transformers keep no caches there, whatever `use_cache` of their configuration says.
 
     Args:
         model: in a Sequential, submodules that are Sequentials may be cut too.
@@ -93,7 +96,7 @@ def _exported(
 ) -> Stages | ArgumentError:
     """Stages of a module as it computes in a mode, or the reason why there are none."""
     try:
-        with _left_as_it_is(model):
+        with _left_as_it_is(model), _without_caches(model):
             if model.training != trains:
                 model.train(trains)
             return _stages(model, names, example)
@@ -108,12 +111,40 @@ def _stages(model: Module, names: Sequence[str], example: Any) -> Stages:
     try:
         cut = pipeline(model, (example,), split_spec=begins)
     except Exception as error:
-        raise ArgumentError(f"split: torch cannot export the module: {error}") from error
+        raise ArgumentError(f"split: torch cannot export the module: {_reason(error)}") from error
     if cut.num_stages != len(names) + 1:
         raise ArgumentError(
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
         )
     return stages_of(cut, model)
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause of an error of torch's export, and the line of the model that has it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().partition("\n\n")[0]
+    theirs = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*theirs, "<")):
+            where = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
+            return f"{type(error).__name__}: {text} (at {where}: {frame.line})"
+    return f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def _without_caches(model: Module) -> Iterator[None]:
+    """Context in which models of transformers keep no keys and values for later words, as they do
+    by default (`use_cache` of their configuration): a stage could not return these."""
+    found = {id(one): one for m in model.modules() if (one := getattr(m, "config", None))}
+    keeping = [one for one in found.values() if getattr(one, "use_cache", None) is True]
+    for one in keeping:
+        one.use_cache = False
+    try:
+        yield
+    finally:
+        for one in keeping:
+            one.use_cache = True
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
 from linop.backends.autograd.recompute import unrecorded
@@ -62,6 +63,7 @@ class Calls:
         net.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         net.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
+    @_disable_dynamo
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
         tensors = tree_leaves((args, kwargs))
         # Modes and probabilities of dropouts decide whether random numbers are drawn.
@@ -119,6 +121,7 @@ class Calls:
             return self._settled[given]
         return self._settled.keep(given, self._agreement.total(self._number, given))
 
+    @_disable_dynamo
     def _after(self, net: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.running = False
         if self.types is not None:

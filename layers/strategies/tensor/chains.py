@@ -9,9 +9,10 @@ import torch
 
 from linop.errors import PartitionError
 from linop.spaces.decomposition import REPLICATED
+from linop.strategies.tensor.conversions import held
 from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, in_words
-from linop.strategies.tensor.styles import ELEMENTWISE
+from linop.strategies.tensor.module_styles import ELEMENTWISE
 
 
 def check_chains(net: Any, inputs: Layout) -> None:
@@ -34,6 +35,8 @@ def check_chains(net: Any, inputs: Layout) -> None:
                 if layout is not None and _differ(layout, module.layouts[0]):
                     _refuse(where, in_words(module.layouts[0]), before, layout)
                 layout = module.output_layout
+            elif held(module, "parameters"):  # its functions are followed
+                layout = None
             elif not isinstance(module, (*ELEMENTWISE, torch.nn.Dropout)):
                 if layout not in (None, REPLICATED) and [*module.parameters(recurse=False)]:
                     _refuse(

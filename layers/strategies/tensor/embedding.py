@@ -46,6 +46,7 @@ class ParallelEmbedding(ParallelLayer):
                 raise ArgumentError(f"Embedding: {option}= is not supported on several workers")
         self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
         self.padding_idx, self.dim, self.sizes = whole.padding_idx, dim, tuple(sizes)
+        self.embed_scale = getattr(whole, "embed_scale", None)  # of classes of transformers
         self.hold_cut("weight", whole.weight, dim, self.sizes)
 
     def bind(self, *inputs: TensorSpace) -> Function:
@@ -63,14 +64,22 @@ class ParallelEmbedding(ParallelLayer):
         def looked_up(x: Tensor) -> Tensor:
             self._check(x)
             if self.dim:
-                return laid_out(torch.nn.functional.embedding(x, self.weight, padding))
+                return laid_out(
+                    self._scaled(torch.nn.functional.embedding(x, self.weight, padding))
+                )
             here = (rows.start <= x) & (x < rows.stop)
             at = x[here] - rows.start
-            values = torch.nn.functional.embedding(at, self.weight, padding)
+            values = self._scaled(torch.nn.functional.embedding(at, self.weight, padding))
             mine = values.new_zeros((*x.shape, self.embedding_dim))
             return laid_out(mine.index_put((here,), values))
 
         return laid_out_as(Y, looked_up)
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        scale = self.embed_scale
+        if isinstance(scale, torch.Tensor):
+            scale = scale.to(values)
+        return values if scale is None else values * scale
 
     def _check(self, x: Tensor) -> None:
         if not x.numel():

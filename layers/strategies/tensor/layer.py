@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from linop.backends import use
@@ -18,7 +19,7 @@ from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Bound, Function, Layer
 from linop.layers.parameters.weights import hold
 from linop.spaces.decomposition import Axis
-from linop.spaces.partition import Partition
+from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
 from linop.strategies.tensor.calls import Calls
@@ -108,6 +109,8 @@ class ParallelLayer(Layer):
 
     def forward(self, *tensors: Tensor | None) -> Tensor:
         """This worker's block of the output. See `Layer`."""
+        if torch.compiler.is_compiling():
+            return super().forward(*tensors)
         types = None if self.calls is None else self.calls.types
         if types is None:
             return super().forward(*tensors)
@@ -171,16 +174,34 @@ class Redistribute(ParallelLayer):
     Args:
         axis: the axis.
         source, target: layouts.
+        heads: parts of equal length of a dimension that is cut, which stay whole.
     """
 
     floating = False
 
-    def __init__(self, axis: MeshAxis, source: Layout, target: Layout) -> None:
+    def __init__(
+        self, axis: MeshAxis, source: Layout, target: Layout, heads: int | None = None
+    ) -> None:
         super().__init__(axis, [source], target)
+        self.heads = heads
 
     def bind(self, *inputs: TensorSpace) -> Function:
-        Y, convert = self.converted(inputs[0], self.output_layout, of=0)
+        Y, convert = self.converted(inputs[0], self.output_layout, self._sizes_of(inputs[0]), of=0)
         return laid_out_as(Y, partial(_applied, convert))  # which others share
+
+    def _sizes_of(self, X: TensorSpace) -> Sequence[int] | None:
+        """Lengths of the blocks, of whole heads."""
+        target, heads = self.output_layout, self.heads
+        if heads is None or not isinstance(target, int):
+            return None
+        _in_range(self._name, target, X.ndim)
+        n = X.global_shape[target]
+        if n % heads:
+            raise PartitionError(
+                f"{self._name}: {n} features along dimension {target}, and heads={heads}: as many "
+                f"for each expected"
+            )
+        return [k * (n // heads) for k in balanced(heads, self.axis.size)]
 
 
 def _applied(function: Function, x: Tensor) -> Tensor:

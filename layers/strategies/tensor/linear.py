@@ -12,6 +12,7 @@ from torch import Tensor
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function
+from linop.layers.parameters.packing import Packing
 from linop.layers.parameters.weights import hold
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, REPLICATED
@@ -20,16 +21,34 @@ from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
+from linop.strategies.tensor.packed import in_parts
+
+
+def is_conv1d(module: Any) -> bool:
+    """True for `transformers.pytorch_utils.Conv1D`, a linear layer whose weight is transposed."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def features(module: Any) -> tuple[int, int]:
+    """Features of the input and of the output of a linear layer."""
+    if is_conv1d(module):
+        return int(module.nx), int(module.nf)
+    return int(module.in_features), int(module.out_features)
 
 
 class _Linear(ParallelLayer):
-    """``y = x W^T + b`` with the weight in blocks.
+    """``y = x W^T + b`` with the weight in blocks; ``y = x W + b`` of a Conv1D.
 
     Args:
         axis: the axis.
-        whole: the sequential module, a `torch.nn.Linear`.
+        whole: the sequential module, a `torch.nn.Linear` or a Conv1D.
         input, output: layouts.
         sizes: lengths of the weight's blocks along the dimension that is cut.
+
+    Attributes:
+        outputs, inputs_of: the weight's dimensions of output and of input features.
+        packings: the order of the rows of parameters of several parts, by name.
     """
 
     weight: Tensor
@@ -39,8 +58,14 @@ class _Linear(ParallelLayer):
         self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
     ) -> None:
         super().__init__(axis, [input], output)
-        self.in_features, self.out_features = whole.in_features, whole.out_features
-        self.sizes = tuple(sizes)
+        self.in_features, self.out_features = features(whole)
+        self.sizes, self.transposed = tuple(sizes), is_conv1d(whole)
+        self.outputs, self.inputs_of = (1, 0) if self.transposed else (0, 1)
+        self.packings: dict[str, Packing] = {}
+
+    def _products(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight = weight.T if self.transposed else weight
+        return torch.nn.functional.linear(x, weight, bias)
 
     def _shape_of_products(self, X: TensorSpace) -> tuple[int, ...]:
         if not X.ndim or X.global_shape[-1] != self.in_features:
@@ -52,14 +77,30 @@ class _Linear(ParallelLayer):
 
 
 class ColwiseLinear(_Linear):
-    """Every worker has the whole input, and makes some of the output's features."""
+    """Every worker has the whole input, and makes some of the output's features.
+
+    Args:
+        parts: of a projection of several parts, the lengths of the blocks of each, by worker: of
+            each part a worker has some features, one part after the other.
+    """
 
     def __init__(
-        self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
+        self,
+        axis: Axis,
+        whole: Any,
+        input: Layout,
+        output: Layout,
+        sizes: Sequence[int],
+        parts: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__(axis, whole, input, output, sizes)
-        self.hold_cut("weight", whole.weight, 0, self.sizes)
-        self.hold_cut("bias", whole.bias, 0, self.sizes)
+        self.parts = tuple(map(tuple, parts))
+        for name, dim in ("weight", self.outputs), ("bias", 0):
+            p = getattr(whole, name)
+            if self.parts and p is not None:
+                self.packings[name] = packing = Packing(dim, self.parts)
+                p = torch.nn.Parameter(packing.packed(p.detach()), p.requires_grad)
+            self.hold_cut(name, p, dim, self.sizes)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -70,7 +111,8 @@ class ColwiseLinear(_Linear):
         Y, laid_out = self.converted(products, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
-            return laid_out(torch.nn.functional.linear(spread(x), self.weight, self.bias))
+            y = laid_out(self._products(spread(x), self.weight, self.bias))
+            return in_parts(y, self.parts, self.axis.index) if self.parts else y
 
         return laid_out_as(Y, affine)
 
@@ -123,7 +165,7 @@ class RowwiseLinear(_Linear):
         self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
     ) -> None:
         super().__init__(axis, whole, input, output, sizes)
-        self.hold_cut("weight", whole.weight, 1, self.sizes)
+        self.hold_cut("weight", whole.weight, self.inputs_of, self.sizes)
         self.hold_cut("bias", whole.bias, 0, grid=axis.partition[:1])
 
     def bind(self, *inputs: TensorSpace) -> Function:
@@ -134,6 +176,6 @@ class RowwiseLinear(_Linear):
         Y, summed = self.converted(terms, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
-            return summed(torch.nn.functional.linear(cut(x), self.weight, self.bias))
+            return summed(self._products(cut(x), self.weight, self.bias))
 
         return laid_out_as(Y, affine)

@@ -20,15 +20,12 @@ from linop.spaces.decomposition import REPLICATED
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.calls import Calls
 from linop.strategies.tensor.chains import check_chains
+from linop.strategies.tensor.conversions import parallel_layers
 from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.styles import (
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    Style,
-    check_groups,
-    parallel_layers,
-)
+from linop.strategies.tensor.low_rank import has_low_rank, styles_of_parts
+from linop.strategies.tensor.style import Style
+from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel, check_groups
 
 _Said = Mapping[str, Mapping[str, Any]]
 """A worker's plan, module and arguments, of which each part has a text, or a tuple."""
@@ -141,7 +138,10 @@ def _named(module: Module, plan: Any) -> dict[str, Style]:
             raise ArgumentError(
                 f"there is no submodule {pattern!r}; there are {', '.join(filter(None, names))}"
             )
-        found.update(dict.fromkeys(fitting, style))
+        for name in fitting:
+            one = module.get_submodule(name)
+            low = has_low_rank(one) and isinstance(style, ColwiseParallel | RowwiseParallel)
+            found.update(styles_of_parts(name, one, style) if low else {name: style})
     return found
 
 
@@ -157,8 +157,8 @@ def _check_hooks(module: Module, style: Style, name: str) -> None:
     Raises:
         ArgumentError: it has hooks, or a parameter of it has, as those of a weight norm.
     """
-    if isinstance(style, PrepareModuleInput | PrepareModuleOutput):
-        return  # the module stays
+    if style.keeps(module):
+        return
     for owner in (module, *module.parameters()):
         keys = [*vars(owner), "_backward_hooks", "_post_accumulate_grad_hooks"]
         if any(getattr(owner, key, None) for key in keys if key.endswith("_hooks")):
@@ -248,7 +248,9 @@ def _tie(first: tuple[str, str], other: tuple[str, str], made: Mapping[str, Modu
     """
     one, two = (made.get(name) for name, _ in (first, other))
     ways = [
-        module.spaces[key].made_from if isinstance(module, ParallelLayer) else None
+        (module.spaces[key].made_from, getattr(module, "packings", {}).get(key))
+        if isinstance(module, ParallelLayer)
+        else None
         for module, (_, key) in ((one, first), (two, other))
     ]
     if ways[0] != ways[1]:

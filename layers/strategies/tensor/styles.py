@@ -9,68 +9,35 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from linop.errors import ArgumentError, PartitionError
-from linop.layers.layer import Layer
-from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.errors import PartitionError
+from linop.spaces.decomposition import REPLICATED
 from linop.spaces.partition import balanced
 from linop.spaces.region import integer
 from linop.strategies.mesh import Axis
+from linop.strategies.tensor.attention import ParallelAttention
 from linop.strategies.tensor.embedding import ParallelEmbedding
-from linop.strategies.tensor.layer import ParallelLayer, Redistribute
-from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.linear import ColwiseLinear, RowwiseLinear, SharedColwiseLinear
-from linop.strategies.tensor.sequence import Pointwise, SequenceNorm
-
-_CUT = torch.nn.Linear, torch.nn.Embedding
-"""Modules whose weights are cut."""
-
-
-class Style:
-    """How a named module is made parallel."""
-
-    def check(self, module: Module, axis: Axis, name: str) -> None:
-        """Check that the style is for such a module.
-
-        Raises:
-            ArgumentError, PartitionError: it is not.
-        """
-        raise NotImplementedError
-
-    def apply(self, module: Module, axis: Axis) -> Module:
-        """The module that takes its place; itself, with hooks."""
-        raise NotImplementedError
-
-
-def _refuse(style: Style, name: str, module: Module, expected: str) -> None:
-    if isinstance(module, Layer):
-        raise ArgumentError(
-            f"{name!r} is parallel already ({type(module).__name__}); "
-            f"parallelise the sequential module once"
-        )
-    hint = ""
-    if isinstance(module, torch.nn.MultiheadAttention):
-        hint = (
-            ". Its projections are in one tensor: use an attention module with a torch.nn.Linear "
-            "for each, and name those"
-        )
-    elif type(module) not in _CUT and isinstance(module, _CUT):
-        hint = (
-            f". {type(module).__module__}.{type(module).__name__} computes something else, or has "
-            f"more parameters: put a plain one in its place"
-        )
-    raise ArgumentError(
-        f"{name!r} is a {type(module).__name__}; {type(style).__name__} is for {expected}{hint}"
-    )
+from linop.strategies.tensor.layouts import layout_of
+from linop.strategies.tensor.linear import (
+    ColwiseLinear,
+    RowwiseLinear,
+    SharedColwiseLinear,
+    features,
+    is_conv1d,
+)
+from linop.strategies.tensor.style import CUT, Style, no_copies, refuse
 
 
 def _computes_as(module: Module, kinds: tuple[Any, ...]) -> bool:
     """True for a module of one of these classes, and of a subclass that computes the same bits from
     the same parameters, as those of timm do."""
-    if type(module) in kinds:
+    if type(module) in kinds or is_conv1d(module):
         return True
     own = [kind for kind in kinds if isinstance(module, kind)]
     names = {name for name, _ in module.named_parameters()}
-    if not own or not names <= {"weight", "bias"} or [*module.children(), *module.buffers()]:
+    buffers = {name for name, _ in module.named_buffers()}
+    if not own or not names <= {"weight", "bias"} or [*module.children()]:
+        return False
+    if buffers and (buffers != {"embed_scale"} or module.state_dict().keys() != names):
         return False
     return type(module).forward is own[0].forward or _same_on_trial(module, own[0])
 
@@ -85,7 +52,10 @@ def _same_on_trial(module: Any, kind: Any) -> bool:
         numbers = torch.arange(3 * module.in_features, device=weight.device) % 7 - 3
         given = numbers.to(weight.dtype).view(3, -1)
     with torch.no_grad():
-        return torch.equal(module(given), kind.forward(module, given))
+        wanted = kind.forward(module, given)
+        if kind is torch.nn.Embedding:
+            wanted = wanted * getattr(module, "embed_scale", 1)  # of classes of transformers
+        return torch.equal(module(given), wanted.to(weight.dtype))
 
 
 def _sizes(
@@ -179,21 +149,31 @@ class ColwiseParallel(Style):
             Workers whose queries are in one group hold its weights as one tensor, whose gradient is
             the sum of theirs: E, and its adjoint. Attention has to take the number of groups from
             its shapes (as with ``enable_gqa=True``).
+        packed: of a projection of several parts, one after the other: their number, if they are
+            equally long (3: queries, keys and values; 2: gate and up); or their lengths in any unit
+            (``(8, 2, 2)``, heads of queries, keys and values). Every worker has some features of
+            each part, of whole heads, if there are any: `heads` is then the number that each part
+            is cut by, of grouped queries the number of groups. The program may take the parts by
+            the numbers of the sequential module, or of its own.
     """
 
     input_layouts: Any = REPLICATED
     output_layouts: Any = -1
     heads: int | None = None
     queries: int | None = None
+    packed: int | Sequence[int] | None = None
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
-        if not _computes_as(module, _CUT):
-            _refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
+        if not _computes_as(module, CUT):
+            refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
         layout_of(self.input_layouts, "input_layouts")
-        _no_copies(self.output_layouts)
+        no_copies(self.output_layouts)
+        if self.packed is not None:
+            self._check_parts(module, axis, name)
+            return
         sizes = _sizes(_features(module), self.heads, axis, name, self.queries)
         if len(sizes) < axis.size and (
-            isinstance(module, torch.nn.Embedding) or self.output_layouts != -1
+            isinstance(module, torch.nn.Embedding) or is_conv1d(module) or self.output_layouts != -1
         ):
             raise PartitionError(
                 f"{name!r} has fewer heads than workers; a torch.nn.Linear with output_layouts=-1 "
@@ -201,12 +181,50 @@ class ColwiseParallel(Style):
             )
 
     def apply(self, module: Module, axis: Axis) -> Module:
-        sizes = _sizes(_features(module), self.heads, axis, "", self.queries)
         output = layout_of(self.output_layouts, "output_layouts")
+        given = layout_of(self.input_layouts, "")
+        if self.packed is not None:
+            parts = [_sizes(n, self.heads, axis, "") for n in _parts(module, self.packed, "")]
+            every = [sum(blocks) for blocks in zip(*parts, strict=True)]
+            return ColwiseLinear(axis, module, given, output, every, parts)
+        sizes = _sizes(_features(module), self.heads, axis, "", self.queries)
         if isinstance(module, torch.nn.Embedding):
             return ParallelEmbedding(axis, module, 1, output, sizes)
         kind = ColwiseLinear if len(sizes) == axis.size else SharedColwiseLinear
-        return kind(axis, module, layout_of(self.input_layouts, ""), output, sizes)
+        return kind(axis, module, given, output, sizes)
+
+    def _check_parts(self, module: Module, axis: Axis, name: str) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            raise PartitionError(
+                f"{name!r} is a torch.nn.Embedding; packed= is for projections, torch.nn.Linear"
+            )
+        if self.output_layouts != -1 or self.queries is not None:
+            raise PartitionError(
+                f"{name!r}: packed= with output_layouts= or queries=; of parts that workers are to "
+                f"have whole, ColwiseParallel(output_layouts=linop.REPLICATED) without packed= "
+                f"expected, and of fewer groups than workers too"
+            )
+        assert self.packed is not None
+        for n in _parts(module, self.packed, name):
+            _sizes(n, self.heads, axis, name)
+
+
+def _parts(module: Module, packed: int | Sequence[int], name: str) -> Sequence[int]:
+    """Features of each part of a projection.
+
+    Raises:
+        PartitionError: features are no such parts.
+    """
+    many = [packed] if isinstance(packed, int) else [*packed]
+    many = [integer(n, f"{name!r}: packed") for n in many]
+    units = [1] * many[0] if isinstance(packed, int) else many
+    n = _features(module)
+    if not units or min(units, default=0) < 1 or n % sum(units):
+        raise PartitionError(
+            f"{name!r} has {n} features, and packed={packed!r}: the number of equal parts, or "
+            f"their lengths in units of which there are a divisor of {n}, expected"
+        )
+    return [k * (n // sum(units)) for k in units]
 
 
 @dataclass(frozen=True)
@@ -226,9 +244,9 @@ class RowwiseParallel(Style):
     heads: int | None = None
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
-        if not _computes_as(module, _CUT):
-            _refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
-        _no_copies(self.output_layouts)
+        if not _computes_as(module, CUT):
+            refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
+        no_copies(self.output_layouts)
         _sizes(_rows(module), self.heads, axis, name)
 
     def apply(self, module: Module, axis: Axis) -> Module:
@@ -241,148 +259,41 @@ class RowwiseParallel(Style):
 
 
 @dataclass(frozen=True)
-class SequenceParallel(Style):
-    """A `torch.nn.LayerNorm` or `torch.nn.RMSNorm`, or an elementwise module, on a split sequence.
+class AttentionParallel(Style):
+    """Cut of a `torch.nn.MultiheadAttention` by heads, as those of torch's transformer layers.
+
+    Heads need not divide: of 5 on 2 workers one has 3. Results, also weights, are those of the
+    sequential module.
 
     Args:
-        sequence_dim: the dimension that is split.
-        input_layouts, output_layouts: layouts of input and output, by default both split; with
-            others the input is cut before, or the output gathered.
+        input_layouts: layout of queries, keys and values: `linop.REPLICATED`, `linop.COPIES`, or a
+            dimension, as of a sequence.
+        output_layouts: layout of the output: `linop.REPLICATED`, by an all-reduce; or a dimension,
+            by a reduce-scatter.
     """
 
-    sequence_dim: int = 1
-    input_layouts: Any = None
-    output_layouts: Any = None
+    input_layouts: Any = REPLICATED
+    output_layouts: Any = REPLICATED
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
-        plain = not [*module.parameters(), *module.children()]
-        if type(module) not in (torch.nn.LayerNorm, torch.nn.RMSNorm) and not (
-            plain and isinstance(module, ELEMENTWISE)
-        ):
-            _refuse(
-                self, name, module, "torch.nn.LayerNorm, torch.nn.RMSNorm and elementwise modules"
-            )
-        _no_copies(self.output_layouts)
+        if type(module) is not torch.nn.MultiheadAttention:
+            refuse(self, name, module, "torch.nn.MultiheadAttention")
+        layout_of(self.input_layouts, "input_layouts")
+        no_copies(self.output_layouts)
+        whole: Any = module
+        _sizes(whole.embed_dim, whole.num_heads, axis, name)
 
     def apply(self, module: Module, axis: Axis) -> Module:
-        ends = [
-            self.sequence_dim if given is None else layout_of(given, "layouts")
-            for given in (self.input_layouts, self.output_layouts)
-        ]
-        norm = isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm)
-        kind = SequenceNorm if norm else Pointwise
-        return kind(axis, module, self.sequence_dim, ends[0], ends[1])
-
-
-ELEMENTWISE = (
-    *(torch.nn.Identity, torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Sigmoid),
-    *(torch.nn.Tanh, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.Softplus),
-)
-
-
-@dataclass(frozen=True)
-class PrepareModuleInput(Style):
-    """Any module, whose first inputs are converted before its call: once for all modules in it.
-
-    Args:
-        input_layouts: layouts of the positional inputs; one alone, of the first.
-        desired_input_layouts: those that the module gets, likewise: `linop.COPIES` for modules in
-            it that take an input in this layout.
-    """
-
-    input_layouts: Any
-    desired_input_layouts: Any
-
-    def check(self, module: Module, axis: Axis, name: str) -> None:
-        given, wanted = _many(self.input_layouts), _many(self.desired_input_layouts)
-        if len(given) != len(wanted):
-            raise ArgumentError(
-                f"{name!r}: {len(given)} input_layouts and {len(wanted)} desired_input_layouts"
-            )
-
-    def apply(self, module: Module, axis: Axis) -> Module:
-        pairs = zip(_many(self.input_layouts), _many(self.desired_input_layouts), strict=True)
-        _hold(module, "inputs", [Redistribute(axis, given, wanted) for given, wanted in pairs])
-        module.register_forward_pre_hook(_convert_inputs)
-        return module
-
-
-@dataclass(frozen=True)
-class PrepareModuleOutput(Style):
-    """Any module, whose output, one tensor, is converted after its call.
-
-    Args:
-        output_layouts: layout of what it computes.
-        desired_output_layouts: that of the result.
-    """
-
-    output_layouts: Any
-    desired_output_layouts: Any
-
-    def check(self, module: Module, axis: Axis, name: str) -> None:
-        layout_of(self.output_layouts, "output_layouts")
-        layout_of(self.desired_output_layouts, "desired_output_layouts")
-
-    def apply(self, module: Module, axis: Axis) -> Module:
-        ends = layout_of(self.output_layouts, ""), layout_of(self.desired_output_layouts, "")
-        _hold(module, "output", [Redistribute(axis, *ends)])
-        module.register_forward_hook(_convert_output)
-        return module
-
-
-def _hold(module: Module, what: str, converts: list[Redistribute]) -> None:
-    """Keep conversions in a module's attributes, where its copies have them too; not as submodules,
-    since they have no place in its state."""
-    module.__dict__.setdefault(CONVERSIONS, {})[what] = converts
-
-
-def _convert_inputs(module: Module, args: Any) -> Any:
-    converts = module.__dict__[CONVERSIONS]["inputs"]
-    if len(args) < len(converts):
-        raise ArgumentError(
-            f"PrepareModuleInput: {type(module).__name__} called with {len(args)} positional "
-            f"inputs; {len(converts)} are converted: pass those by position"
-        )
-    done = [convert(x) for convert, x in zip(converts, args, strict=False)]
-    return (*done, *args[len(done) :])
-
-
-def _convert_output(module: Module, args: Any, result: Any) -> Any:
-    (convert,) = module.__dict__[CONVERSIONS]["output"]
-    return convert(result)
-
-
-CONVERSIONS = "linop_conversions"
-"""Attribute of modules with conversions of inputs or outputs."""
-
-
-def parallel_layers(net: Module) -> list[ParallelLayer]:
-    """All parallel modules and conversions in a net."""
-    every = list(net.modules())
-    for module in net.modules():
-        for converts in module.__dict__.get(CONVERSIONS, {}).values():
-            every.extend(converts)
-    return [module for module in every if isinstance(module, ParallelLayer)]
-
-
-def _many(layouts: Any) -> Sequence[Layout]:
-    many = layouts if isinstance(layouts, tuple | list) else [layouts]
-    return [layout_of(one, "input_layouts") for one in many]
-
-
-def _no_copies(layout: Any) -> None:
-    if layout is not None and layout_of(layout, "output_layouts") is COPIES:
-        raise ArgumentError(
-            "output_layouts=COPIES: a module's output is one tensor; linop.REPLICATED or a "
-            "dimension expected"
-        )
+        ends = layout_of(self.input_layouts, ""), layout_of(self.output_layouts, "")
+        heads = balanced(int(module.num_heads), axis.size)  # type: ignore[arg-type]
+        return ParallelAttention(axis, module, *ends, heads)
 
 
 def _features(module: Any) -> int:
-    given = module.out_features if isinstance(module, torch.nn.Linear) else module.embedding_dim
-    return int(given)
+    embeds = isinstance(module, torch.nn.Embedding)
+    return int(module.embedding_dim) if embeds else features(module)[1]
 
 
 def _rows(module: Any) -> int:
-    given = module.in_features if isinstance(module, torch.nn.Linear) else module.num_embeddings
-    return int(given)
+    embeds = isinstance(module, torch.nn.Embedding)
+    return int(module.num_embeddings) if embeds else features(module)[0]

@@ -40,6 +40,7 @@ from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, is_element
 from linop.strategies.tensor.following.sizes import Shape, Told, Varied, plain
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.layouts import in_words as layout_in_words
+from linop.strategies.tensor.packed import Packed, layout_of_part
 
 _CURE = (
     ". Give the modules that it comes from output_layouts=linop.REPLICATED, and those that it goes "
@@ -159,7 +160,7 @@ class Types(TorchFunctionMode):
             raise PartitionError(
                 f"an input {layout_in_words(layout)} expected; this one is "
                 f"{in_words(found, x.ndim)}. Give input_layouts=, or the output_layouts= of the "
-                f"module that it comes from"
+                f"module that it comes from; of a norm, sequence_dim="
             )
 
     def following(self) -> ExitStack:
@@ -216,6 +217,8 @@ class Types(TorchFunctionMode):
         self._splits = any(self._layout(x) is not REPLICATED for x in call.tensors)
         if name in SAFE:
             return self._answered(call)
+        if any(isinstance(x, Packed) for x in call.tensors):
+            return self._of_parts(call)
         random = is_random(name) and draws(call)
         if is_random(name) and may_draw(call):
             self._stream.is_used = True
@@ -225,6 +228,18 @@ class Types(TorchFunctionMode):
             self.mark(x, layout)
         if layout is REPLICATED and not random:
             self._constants.follow(call, is_elementwise(name))
+        return result
+
+    def _of_parts(self, call: FunctionCall) -> Any:
+        """The result of a function of a projection of several parts, which knows the layout of what
+        it gives."""
+        try:
+            result = call.result
+        except PartitionError as error:
+            raise PartitionError(f"{_here()}{error}") from None
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.mark(x, layout_of_part(x))
         return result
 
     def _layout(self, x: Any) -> Followed:
@@ -320,7 +335,8 @@ class Types(TorchFunctionMode):
             raise PartitionError(
                 f"{_here()}{call.name} of a parameter of shape {tuple(owned[0].shape)} and a "
                 f"tensor that is {words}: its gradient would be of this worker's part alone. Name "
-                f"the module in the plan, as SequenceParallel() for a norm"
+                f"the module in the plan, as SequenceParallel() for a norm on a split sequence, or "
+                f"SequenceParallel(None) for one on heads"
             )
         if whole:
             raise PartitionError(

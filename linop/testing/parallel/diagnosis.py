@@ -298,6 +298,8 @@ def _turned(
         )
     if kind is Kind.OTHER and here is not None and (found := way.mixed(here, start)):
         return _mixed(context, one, way, *found)
+    if kind in (Kind.OTHER, Kind.SHARD) and (pair_on_way := way.unlike_its_adjoint()):
+        return _broken(context, one, final, pair_on_way, way)
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
     why = "The gradients of what is computed here are the twin's, those of its arguments are not."
@@ -388,7 +390,7 @@ def _broken(
     ):
         adjoint = f"{_ADJOINTS[moved.name]} over {ranks_text(moved.ranks)}"
         operator = f"{adjoint}, in the backward pass of {call.name}"
-    others = [other for other in way.pairs(context.broken) if other.line != pair.line]
+    others = [other for _, other in way.pairs(context.broken) if other.line != pair.line]
     more = dict.fromkeys(f" On its way too: {each.line} {each.name}. {each.sentence}"
                          for each in others if each.proven is False)  # fmt: skip
     return Finding(

@@ -237,12 +237,17 @@ class Way:
                 return call, pair
         return None
 
-    def pairs(self, among: Pairs) -> list[Pair]:
+    def pairs(self, among: Pairs) -> list[tuple[Call, Pair]]:
         """Pairs on the way, of calls through which a gradient of the first tensors comes."""
         numbers = set(self.numbers)
-        found = [(self.rank, call.number) for call in self.record.calls
-                 if numbers.intersection(call.inputs)]  # fmt: skip
-        return [among[each] for each in found if each in among]
+        return [(call, among[self.rank, call.number]) for call in self.record.calls
+                if (self.rank, call.number) in among
+                and numbers.intersection(call.inputs)]  # fmt: skip
+
+    def unlike_its_adjoint(self) -> tuple[Call, Pair] | None:
+        """The first call on the way whose backward is proven not to be its adjoint."""
+        found = self.pairs(self.context.broken)
+        return next((each for each in found if each[1].proven is False), None)
 
     def copying(self, start: Relation) -> Call | None:
         """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""

@@ -9,6 +9,7 @@ import torch
 
 from linop import COPIES, REPLICATED
 from linop.strategies import (
+    AttentionParallel,
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
@@ -263,17 +264,37 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: chain(a=nn.MultiheadAttention(4, 2)),
         {"a": ColwiseParallel()},
         "'a' is a MultiheadAttention; ColwiseParallel is for torch.nn.Linear and "
-        "torch.nn.Embedding. Its projections are in one tensor",
+        "torch.nn.Embedding. Its projections are in one tensor: AttentionParallel() is for it",
     ),
     "norm cut by columns": (
         lambda: chain(a=nn.LayerNorm(4)),
         {"a": ColwiseParallel()},
         "'a' is a LayerNorm; ColwiseParallel is for",
     ),
-    "linear as a norm": (
+    "cut along any dimension": (
         lambda: chain(a=nn.Linear(4, 4)),
-        {"a": SequenceParallel()},
-        "'a' is a Linear; SequenceParallel is for torch.nn.LayerNorm, torch.nn.RMSNorm",
+        {"a": SequenceParallel(None, REPLICATED)},
+        "'a': sequence_dim=None, and input_layouts= or output_layouts=",
+    ),
+    "attention as another": (
+        lambda: chain(a=nn.Linear(4, 4)),
+        {"a": AttentionParallel()},
+        "'a' is a Linear; AttentionParallel is for torch.nn.MultiheadAttention",
+    ),
+    "parts of other lengths": (
+        lambda: chain(a=nn.Linear(4, 10)),
+        {"a": ColwiseParallel(packed=3)},
+        "'a' has 10 features, and packed=3: the number of equal parts",
+    ),
+    "parts in another layout": (
+        lambda: chain(a=nn.Linear(4, 12)),
+        {"a": ColwiseParallel(packed=3, output_layouts=REPLICATED)},
+        "'a': packed= with output_layouts= or queries=",
+    ),
+    "names of inputs": (
+        lambda: chain(a=nn.Linear(4, 4)),
+        {"a": PrepareModuleInput(input_kwarg_layouts={"x": 1})},
+        "'a': input_kwarg_layouts of x, and desired_input_kwarg_layouts of nothing",
     ),
     "tied, one in the plan": (
         _sharing,

@@ -211,6 +211,11 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
                 f"{key!r} is held whole by each of the workers {order}; a parameter of a "
                 f"layer of linop.layers expected"
             )
+        if item.packing is not None:
+            raise ArgumentError(
+                f"{key!r} is a parameter of several parts (packed=), and is one with a parameter "
+                f"of another stage; one without parts expected"
+            )
         (whole,) = (collect(workers, [item], None) or {}).values()
         (own,) = item.spaces.values()
         at = own.partition

@@ -14,7 +14,7 @@ from linop.strategies.tensor.following.sizes import Varied
 
 _FUSED = (
     "its parts are not in this worker's block. Of a projection of several parts, as of queries, "
-    "keys and values, or gate and up, make a torch.nn.Linear for each"
+    "keys and values, or gate and up, give packed= in the plan"
 )
 
 
