@@ -281,10 +281,10 @@ class _Output(Layer):
         held_along(self, "bias", whole.bias, None)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        return [2 if k == self.cut else axis for k, axis in enumerate(self.x_axes)]
+        return [2 if k == self.cut else axis for k, axis in enumerate(super().axes(number, ndim))]
 
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
-        return self.x_axes
+        return super().axes(0, ndim)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
