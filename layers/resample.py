@@ -105,7 +105,7 @@ class Upsample(Layer):
         Y = TensorSpace((*X.global_shape[:2], *shape[2:]), X.partition)
         # torch's own precision of coordinates and weights.
         wide = dtype if dtype is torch.float64 else torch.float32
-        taps = [self._taps(d, n, shape[d + 2], wide) for d, n in enumerate(extents)]
+        taps = [self._taps(d, n, shape[2:], wide) for d, n in enumerate(extents)]
         bounds = dict(enumerate(X.bounds))
         for d, one in enumerate(taps, start=2):
             bounds[d] = tuple(_range(one, a, b) for a, b in Y.bounds[d])
@@ -128,16 +128,12 @@ class Upsample(Layer):
 
         return upsample
 
-    def _taps(self, d: int, n: int, outputs: int, dtype: Any) -> list[Tap]:
-        """Terms of the outputs along dimension d, of extent n, as in ATen's UpSample.h."""
-        scale = self._scale(d)
+    def _taps(self, d: int, n: int, shape: Sequence[int], dtype: Any) -> list[Tap]:
+        """Terms of the outputs along dimension d, of extent n, as in ATen's UpSample.h; their
+        extents are of this shape."""
+        scale, outputs = self._scale(d), shape[d]
         if self.mode.startswith("nearest"):
-            # torch's own rounding, which depends on the dtype and on the number of dimensions.
-            indices = torch.arange(n, dtype=dtype).reshape([1, 1, *self._along(d, n, 1)])
-            size = self._along(d, outputs, 1) if scale is None else None
-            scales = None if scale is None else self._along(d, scale, 1.0)
-            found = torch.nn.functional.interpolate(indices, size, scales, self.mode)
-            return [Tap(found.flatten().long(), None)]
+            return [Tap(_nearest(self.mode, d, n, shape, scale, dtype), None)]
         at, cubic = torch.arange(outputs, dtype=dtype), self.mode == "bicubic"
         if outputs == n and not cubic:
             return [Tap(at.long(), None)]
@@ -157,10 +153,6 @@ class Upsample(Layer):
             for k, weight in enumerate(weights)
         ]
 
-    def _along(self, d: int, value: Any, others: Any) -> list[Any]:
-        """A value for dimension d, and another for the other dimensions of space."""
-        return [value if k == d else others for k in range(self.ndim)]
-
     def _scale(self, d: int) -> float | None:
         """Scale factor that torch computes coordinates with; None where it uses the ratio of the
         extents."""
@@ -172,6 +164,29 @@ class Upsample(Layer):
     def extra_repr(self) -> str:
         what = f"size={self.size}" if self.size is not None else f"scale_factor={self.scale_factor}"
         return f"{self.inputs[0]}, {what}, mode={self.mode!r}"
+
+
+_SMALL_IMAGE = 128
+"""Rows and columns together up to which torch rounds indices of images in float32."""
+
+
+def _nearest(
+    mode: str, d: int, n: int, shape: Sequence[int], factor: float | None, dtype: Any
+) -> Tensor:
+    """For each output along dimension d, of extent n, the index of its input: by torch's own
+    rounding, which depends on the dtype, the number of dimensions and the size of the outputs.
+
+    Args:
+        shape: of the outputs, in space.
+        factor: that torch computes coordinates with; None for the ratio of the extents.
+    """
+    ndim, outputs = len(shape), shape[d]
+    other = _SMALL_IMAGE if ndim == 2 and sum(shape) > _SMALL_IMAGE else 1
+    given = [(outputs if factor is None else factor) if k == d else other for k in range(ndim)]
+    indices = torch.arange(n, dtype=dtype).reshape([n if k == d else 1 for k in range(-2, ndim)])
+    size, factors = (given, None) if factor is None else (None, given)
+    found = torch.nn.functional.interpolate(indices, size, factors, mode).movedim(2 + d, 0)
+    return found.reshape(outputs, -1)[:, 0].long()
 
 
 def _cubic(t: Tensor) -> list[Tensor]:

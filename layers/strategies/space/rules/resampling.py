@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from linop.layers.resample import Tap, _combined, _cubic, _range
+from linop.layers.resample import Tap, _combined, _cubic, _nearest, _range
 from linop.strategies.space.call import Call, Gathered
 from linop.strategies.space.rules.sliding import padded_range
 
@@ -26,7 +26,9 @@ def interpolate(
     """interpolate, of all modes."""
     x = call.cut(input)
     settings = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
-    shape = tuple(F.interpolate(torch.empty(x.shape, device="meta"), *settings).shape)
+    # Of one channel of one sample: torch's own sizes, also where there is none.
+    one = F.interpolate(torch.empty((1, 1, *x.shape[2:]), device="meta"), *settings)
+    shape = (*x.shape[:2], *one.shape[2:])
     if mode == "area":
         return getattr(F, f"adaptive_avg_pool{x.ndim - 2}d")(x, shape[2:])
     if not x.is_floating_point():
@@ -43,8 +45,9 @@ def interpolate(
     if antialias:
         taps = [_smooth(mode, align, *pair, wide) for pair in pairs]
     else:
-        taps = [_taps(mode, align, j, ndim, *pair, wide) for j, pair in enumerate(pairs)]
-        whole = _by_torch(call, x, out, mode, align_corners, shape)
+        taps = [_taps(mode, align, j, shape[2:], *pair, wide) for j, pair in enumerate(pairs)]
+        is_whole = all(f is None or f * n == m for n, m, f in pairs)
+        whole = _by_torch(call, x, out, mode, align_corners, shape) if is_whole else None
         if whole is not None:
             return whole
 
@@ -103,19 +106,20 @@ def _by_torch(
 
 
 def _taps(
-    mode: str, align: bool, j: int, ndim: int, n: int, m: int, factor: float | None, dtype: Any
+    mode: str,
+    align: bool,
+    j: int,
+    shape: Sequence[int],
+    n: int,
+    m: int,
+    factor: float | None,
+    dtype: Any,
 ) -> list[Tap]:
     """Terms of the outputs along a dimension, as in ATen's UpSample.h."""
     if mode.startswith("nearest"):
-        # torch's own rounding, which depends on the dtype and on the number of dimensions.
-        indices = torch.arange(n, dtype=dtype).reshape(
-            [n if k == j else 1 for k in range(-2, ndim)]
-        )
-        size = [m if k == j else 1 for k in range(ndim)] if factor is None else None
-        scales = None if factor is None else [factor if k == j else 1.0 for k in range(ndim)]
-        return [Tap(F.interpolate(indices, size, scales, mode).flatten().long(), None)]
+        return [Tap(_nearest(mode, j, n, shape, factor, dtype), None)]
     at, cubic = torch.arange(m, dtype=dtype), mode == "bicubic"
-    if m == n and not cubic and (align or factor is None or factor == 1):
+    if m == n and not cubic:
         return [Tap(at.long(), None)]
     if align:
         at = at * ((n - 1) / (m - 1) if m > 1 else 0)
