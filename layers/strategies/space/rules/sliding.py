@@ -266,6 +266,8 @@ def avg_pool(
     steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
     pads = per_dim(padding, ndim)
     settings = size, steps, pads, (1,) * ndim
+    if any(2 * p > k for p, k in zip(pads, size, strict=True)):
+        raise Gathered  # torch's error
     whole = count(size, range(ndim))
 
     def pool(block: Tensor, where: Any, n: Any) -> Tensor:
