@@ -91,9 +91,10 @@ class Moments:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, differences from it, and biased variance, of this worker's block. Mean and variance
         have extent 1 in the dimensions that are averaged over."""
-        mean = self._sums(x) / self.count
+        count = max(self.count, 1)  # of no elements, zeros: no gradient becomes NaN
+        mean = self._sums(x) / count
         centered = x - mean
-        return mean, centered, self._sums(centered.square()) / self.count
+        return mean, centered, self._sums(centered.square()) / count
 
 
 def log_softmax(layer: Layer, X: TensorSpace, d: int) -> Function:

@@ -107,9 +107,9 @@ class Upsample(Layer):
         wide = dtype if dtype is torch.float64 else torch.float32
         taps = [
             interpolation(
-                self.mode, bool(self.align_corners), d, *row, self._scale(d), wide, self.ndim
+                self.mode, bool(self.align_corners), d, n, shape[2:], self._scale(d), wide
             )
-            for d, row in enumerate(zip(extents, shape[2:], strict=True))
+            for d, n in enumerate(extents)
         ]
         bounds = dict(enumerate(X.bounds))
         for d, one in enumerate(taps, start=2):
@@ -147,27 +147,21 @@ class Upsample(Layer):
 
 
 def interpolation(
-    mode: str, align: bool, j: int, n: int, m: int, factor: float | None, dtype: Any, ndim: int
+    mode: str, align: bool, j: int, n: int, shape: Sequence[int], factor: float | None, dtype: Any
 ) -> list[Tap]:
     """Terms of the outputs along a dimension of space, as in ATen's UpSample.h.
 
     Args:
         mode, align: as in torch.
-        j: the dimension, of `ndim`.
-        n, m: extents of input and output.
+        j: the dimension.
+        n: its extent in the input.
+        shape: of the output, in space.
         factor: the scale that torch computes coordinates with; None for the ratio of the extents.
         dtype: of coordinates and weights.
     """
     if mode.startswith("nearest"):
-        # torch's own rounding, which depends on the dtype and on the number of dimensions.
-        indices = torch.arange(n, dtype=dtype).reshape(
-            [n if k == j else 1 for k in range(-2, ndim)]
-        )
-        size = [m if k == j else 1 for k in range(ndim)] if factor is None else None
-        scales = None if factor is None else [factor if k == j else 1.0 for k in range(ndim)]
-        return [
-            Tap(torch.nn.functional.interpolate(indices, size, scales, mode).flatten().long(), None)
-        ]
+        return [Tap(_nearest(mode, j, n, shape, factor, dtype), None)]
+    m = shape[j]
     at, cubic = torch.arange(m, dtype=dtype), mode == "bicubic"
     if m == n and not cubic:  # torch copies, whatever the factor
         return [Tap(at.long(), None)]
@@ -183,6 +177,29 @@ def interpolation(
     return [
         Tap((first.long() + k - before).clamp(0, n - 1), weight) for k, weight in enumerate(weights)
     ]
+
+
+_SMALL_IMAGE = 128
+"""Rows and columns together up to which torch rounds indices of images in float32."""
+
+
+def _nearest(
+    mode: str, d: int, n: int, shape: Sequence[int], factor: float | None, dtype: Any
+) -> Tensor:
+    """For each output along dimension d, of extent n, the index of its input: by torch's own
+    rounding, which depends on the dtype, the number of dimensions and the size of the outputs.
+
+    Args:
+        shape: of the outputs, in space.
+        factor: that torch computes coordinates with; None for the ratio of the extents.
+    """
+    ndim, outputs = len(shape), shape[d]
+    other = _SMALL_IMAGE if ndim == 2 and sum(shape) > _SMALL_IMAGE else 1
+    given = [(outputs if factor is None else factor) if k == d else other for k in range(ndim)]
+    indices = torch.arange(n, dtype=dtype).reshape([n if k == d else 1 for k in range(-2, ndim)])
+    size, factors = (given, None) if factor is None else (None, given)
+    found = torch.nn.functional.interpolate(indices, size, factors, mode).movedim(2 + d, 0)
+    return found.reshape(outputs, -1)[:, 0].long()
 
 
 def cubic_weights(t: Tensor) -> list[Tensor]:

@@ -147,3 +147,18 @@ def test_no_communicators_after_the_first_step() -> None:
         assert backend._plans == plans
 
     linop.launch(main, 2)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm2d", "GroupNorm", "LayerNorm", "RMSNorm"])
+def test_no_samples_have_no_gradient(name: str) -> None:
+    """As torch has it: gradients of parameters are 0, not NaN."""
+    arguments: Any = {"BatchNorm2d": (3,), "GroupNorm": (3, 3)}.get(name, ([8, 8],))
+
+    def main(backend: Any) -> None:
+        layer = getattr(linop.layers, name)(Partition((1, 1, 2, 1)), *arguments)
+        layer(torch.ones(0, 3, 4, 8)).sum().backward()
+        for p in layer.parameters():
+            assert p.grad is not None
+            torch.testing.assert_close(p.grad, torch.zeros_like(p.grad))
+
+    linop.launch(main, 2)

@@ -65,6 +65,8 @@ class Group:
         self.surroundings = [arrays.surroundings() for _ in range(workers)]
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
+        self._failed: int | None = None
+        """The worker that raised it, if one did."""
         self._lock = threading.RLock()
         self._ends = threading.Condition(self._lock)
         """Notified when a worker has ended."""
@@ -100,7 +102,7 @@ class Group:
         except BaseException as error:
             if not isinstance(error, AbortedError):
                 error.add_note(f"raised on worker {worker} of {self.workers}")
-                self._fail(error)
+                self._fail(error, worker)
         finally:
             with self._lock:
                 del self._running[worker]
@@ -214,11 +216,14 @@ class Group:
                 raise self._aborted(key[1])
             self.check(key, plans, ANY)
 
-    def _aborted(self, worker: int) -> type[SystemExit]:
+    def _aborted(self, worker: int) -> SystemExit:
         """Exception that ends this thread: in a user's own thread, Python prints no traceback for
         SystemExit only."""
         own = self._running.get(worker, (0,))[0] == threading.get_ident()
-        return AbortedError if own or not is_of_python(threading.current_thread()) else SystemExit
+        kind = AbortedError if own or not is_of_python(threading.current_thread()) else SystemExit
+        who = "the workers" if self._failed is None else f"worker {self._failed}"
+        error = self.failure
+        return kind(f"worker {worker} ends, as {who} failed: {type(error).__name__}: {error}")
 
     def _register(self, worker: int) -> None:
         """Register this thread with its worker."""
@@ -299,10 +304,10 @@ class Group:
         self.failure = DeadlockError(text)
         self._wake_all()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, worker: int | None = None) -> None:
         with self._lock:
             if self.failure is None:
-                self.failure = error
+                self.failure, self._failed = error, worker
             self._wake_all()
 
 

@@ -148,4 +148,4 @@ class RMSNorm(_LastNorm):
         sums = Sums(self, X, dims)
         # torch's default is that of the dtype in which it computes.
         eps = torch.finfo(torch_dtype(wide(self, X))).eps if self.eps is None else self.eps
-        return lambda x: x * (sums(x.square()) / sums.count + eps).rsqrt()
+        return lambda x: x * (sums(x.square()) / max(sums.count, 1) + eps).rsqrt()

@@ -145,7 +145,24 @@ def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
     if dim is None or (isinstance(dim, tuple | list) and not dim):
         return tuple(range(ndim))
     given = dim if isinstance(dim, tuple | list | torch.Size) else (dim,)
-    return tuple(sorted({d % ndim for d in given}))
+    found = sorted(dim_of(d, ndim) for d in given)
+    if len({*found}) < len(found):
+        raise RuntimeError(f"dim={dim!r}: a dimension appears twice")
+    return tuple(found)
+
+
+def dim_of(dim: int, ndim: int) -> int:
+    """A dimension from 0.
+
+    Raises:
+        IndexError: there is none of that number, in torch's words.
+    """
+    if not -ndim <= dim < ndim:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got "
+            f"{dim})"
+        )
+    return dim % ndim
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from types import FrameType, FunctionType
+from collections.abc import Sequence
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
+import torch.utils.hooks
 from torch._compile import _disable_dynamo
 
 from linop.errors import PartitionError
 from linop.strategies.space.call import Call, Gathered, Refused, leaves, mapped
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.draws import resumed
-from linop.strategies.space.opening import opened
+from linop.strategies.space.opening import is_running, opened, running
 from linop.strategies.space.places import line, place
 from linop.strategies.space.rules.elementwise import elementwise
 from linop.strategies.space.rules.table import PYTHON, QUIET, REFUSED, RULES, pointwise
@@ -36,7 +38,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     Raises:
         PartitionError: it cannot be computed of tensors that are cut.
     """
-    grid = next(x.grid for x in leaves(args, kwargs) if isinstance(x, CutTensor))
+    given = [x for x in leaves(args, kwargs) if isinstance(x, CutTensor)]
+    grid = given[0].grid
     name = name_of(func)
     is_python = isinstance(func, FunctionType)
     rule = PYTHON.get(name) if is_python else RULES.get(name)
@@ -46,12 +49,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         rule = elementwise
     call = Call(grid, name, func)
     try:
-        if saving() is not None and not torch.is_grad_enabled() and _in_a_function():
-            raise Refused(
-                "of a tensor that is cut, inside of a torch.autograd.Function, whose backward "
-                "would not be reached; write it of torch's functions (checkpoints: with "
-                "use_reentrant=False)"
-            )
+        _refuse_functions(given)
         if name in REFUSED:
             raise Refused(REFUSED[name])
         if rule is not None:
@@ -59,8 +57,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return rule(call, *args, **kwargs)
             except Gathered:
                 pass
-        elif is_python and (body := opened(func)) is not None:
-            with resumed():
+        elif is_python and not is_running(func) and (body := opened(func)) is not None:
+            with resumed(), running(func):
                 return body(*args, **kwargs)
         return _of_whole(call, args, kwargs)
     except Refused as refusal:
@@ -71,11 +69,58 @@ _APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__co
 """Since torch 2.14 it is of C, and has none; its context is looked for then."""
 
 
-def _in_a_function() -> bool:
-    """True in the forward of a `torch.autograd.Function`."""
+_HOOKS = torch.utils.hooks.BackwardHook._apply_on_tensors.__code__
+
+
+def _refuse_functions(given: Sequence[CutTensor]) -> None:
+    """Refuse what would leave autograd's graph, which is of blocks: a cut tensor inside of a
+    `torch.autograd.Function`, or out of one.
+
+    Raises:
+        Refused: the reason, and the cure.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        is_result = any(x.requires_grad for x in given)  # of the whole: blocks have the graph
+    if is_result:
+        raise Refused(
+            "of a tensor that is cut and came out of a torch.autograd.Function, whose backward "
+            "does not reach the blocks; write it of torch's functions (checkpoints around a "
+            "spatial module, too: with use_reentrant=False)"
+        )
+    if torch.is_grad_enabled() or not (
+        saving() is not None or any(x.block.requires_grad for x in given)
+    ):
+        return
+    codes = _codes()
+    if _HOOKS in codes:
+        raise Refused(
+            "of a tensor that is cut, inside of what a module's full backward hook needs "
+            "(register_full_backward_hook, register_full_backward_pre_hook), a "
+            "torch.autograd.Function, which does not reach the blocks; give the hook to a "
+            "parameter (p.register_hook), or to a module whose tensors are whole"
+        )
+    if _APPLY in codes or (_APPLY is None and _in_context()):
+        raise Refused(
+            "of a tensor that is cut, inside of a torch.autograd.Function, whose backward "
+            "would not be reached; write it of torch's functions (checkpoints: with "
+            "use_reentrant=False)"
+        )
+
+
+def _codes() -> set[CodeType]:
+    """Of the functions that this thread is in."""
+    found, frame = set(), inspect.currentframe()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back
+    return found
+
+
+def _in_context() -> bool:
+    """True in the forward of a `torch.autograd.Function`, by its context."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)):
+        if _has_context(frame):
             return True
         frame = frame.f_back
     return False

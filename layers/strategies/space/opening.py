@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -33,3 +35,28 @@ def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     )
     opened.__kwdefaults__ = inner.__kwdefaults__
     return opened
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.functions: list[Callable[..., Any]] = []
+
+
+_RUNNING = _Running()
+
+
+def is_running(func: Callable[..., Any]) -> bool:
+    """True inside of the body of a function that was opened: what it calls has led back to it, as
+    in `torch.unique`, whose parts ask for overrides of `torch.unique`. To open it again would not
+    end."""
+    return func in _RUNNING.functions
+
+
+@contextmanager
+def running(func: Callable[..., Any]) -> Iterator[None]:
+    """Context of the body of a function that was opened."""
+    _RUNNING.functions.append(func)
+    try:
+        yield
+    finally:
+        _RUNNING.functions.pop()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from linop.errors import ArgumentError, BackendError, ShapeError, expect
+from linop.errors import ArgumentError, BackendError, PartitionError, ShapeError, expect
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.parameters.generator import drawn_seed
 from linop.spaces.region import naturals
@@ -26,6 +26,8 @@ from linop.strategies.space.saving import Saving
 from linop.strategies.space.sums import Sums
 
 _NAME = "spatial"
+_TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+"""True inside of a transform of torch.func; of no argument, `bool` is False."""
 
 
 def spatial(
@@ -103,7 +105,7 @@ class Spatial(torch.nn.Module):
     Raises:
         BackendError: from a call, workers pass different arguments, or are in different modes; on
             every worker. PartitionError: a function cannot be computed of a cut tensor; it names
-            the module, and the line of the model.
+            the module, and the line of the model. Or it is called by a transform of torch.func.
     """
 
     _linop_wrapped = "module"
@@ -183,6 +185,12 @@ class Spatial(torch.nn.Module):
     @_disable_dynamo  # torch.compile of a model around it goes on behind it
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. See `Spatial`."""
+        if _TRANSFORMED():
+            raise PartitionError(
+                "Spatial: called inside of a transform of torch.func (grad, vjp, jvp, vmap, …), "
+                "which does not go through tensors that are cut; use torch.autograd.grad of its "
+                "result, and call it for each sample, or of a batch"
+            )
         leaves, structure = tree_flatten((args, kwargs))
         self._agree(leaves)
         taken = [self.take(x) if isinstance(x, Tensor) else x for x in leaves]

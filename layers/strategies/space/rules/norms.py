@@ -5,8 +5,8 @@ each block. So a norm has one message of few numbers, and so has its backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from linop.backends.autograd.functions import add_dependency
 from linop.spaces.decomposition import Bounds
 from linop.strategies.space.call import Call, count
+from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import COPIES, REPLICATED, Axis, Layout
 
 
@@ -150,6 +151,22 @@ def _track(running: Any, value: Tensor, momentum: float) -> None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
+def of_elements(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for a norm: a tensor without elements has no moments, and torch has its own answer,
+    with gradients of parameters that are 0, and running statistics as they were."""
+
+    @wraps(rule)
+    def norm(call: Call, input: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, CutTensor) or input.numel():
+            return rule(call, input, *args, **kwargs)
+        result = call.function(input.whole(), *args, **kwargs)
+        whole = call.grid.whole(input.shape)
+        return call.wrap(call.grid.move(result, whole, input.blocks), input.blocks)
+
+    return norm
+
+
+@of_elements
 def batch_norm(
     call: Call,
     input: Any,
@@ -197,6 +214,7 @@ def _evaluated(
     return call.wrap(affine(block, scale, shift, dims).to(x.dtype), x.blocks)
 
 
+@of_elements
 def group_norm(
     call: Call,
     input: Any,
@@ -224,6 +242,7 @@ def group_norm(
     return call.wrap(result.reshape(x.block.shape), layout)
 
 
+@of_elements
 def instance_norm(
     call: Call,
     input: Any,
@@ -268,6 +287,7 @@ def _last(call: Call, x: Any, normalized_shape: Sequence[int]) -> tuple[list[int
     return dims, {d: d - first for d in dims}
 
 
+@of_elements
 def layer_norm(
     call: Call,
     input: Any,
@@ -291,6 +311,7 @@ def layer_norm(
     return call.wrap(result.to(x.dtype), x.blocks)
 
 
+@of_elements
 def rms_norm(
     call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: Any = None
 ) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linop.operators.padding import edges
-from linop.strategies.space.call import Call, Gathered, Refused
+from linop.strategies.space.call import Call, Gathered, Refused, dim_of
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import REPLICATED, Layout, even
 from linop.strategies.space.rules.views import as_copy, reordered
@@ -68,7 +68,7 @@ def part(call: Call, x: Any, ranges: Mapping[int, tuple[int, int, int]]) -> Any:
 
 def select(call: Call, input: Any, dim: int, index: int) -> Any:
     x = call.cut(input)
-    d = dim % x.ndim
+    d = dim_of(dim, x.ndim)
     i = int(index)
     if not -x.shape[d] <= i < x.shape[d]:
         raise IndexError(f"index {i} of dimension {d} of extent {x.shape[d]}")
@@ -87,14 +87,21 @@ def select(call: Call, input: Any, dim: int, index: int) -> Any:
 
 
 def narrow(call: Call, input: Any, dim: int, start: Any, length: int) -> Any:
-    n = input.shape[dim]
-    a = int(start) % n if n else 0
+    a, like = int(start), _like(input)
+    torch.narrow(like, dim, a, length)
+    a += like.shape[dim] if a < 0 else 0
     return part(call, input, {dim % input.ndim: (a, a + length, 1)})
 
 
-def _pieces(call: Call, input: Any, d: int, sizes: Sequence[int]) -> tuple[Any, ...]:
-    found, at = [], 0
-    for size in sizes:
+def _like(x: Any) -> Tensor:
+    """A tensor without memory: torch's own checks are made of it, and its own sizes."""
+    return torch.empty(x.shape, device="meta")
+
+
+def _pieces(call: Call, input: Any, dim: int, like: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Parts along a dimension, one after the other, of the extents of torch's own."""
+    d, found, at = dim % input.ndim, [], 0
+    for size in [one.shape[d] for one in like]:
         found.append(part(call, input, {d: (at, at + size, 1)}))
         at += size
     return tuple(found)
@@ -103,16 +110,11 @@ def _pieces(call: Call, input: Any, d: int, sizes: Sequence[int]) -> tuple[Any, 
 def split(call: Call, input: Any, split_size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
     """split, split_with_sizes."""
     size = next(iter(kwargs.values())) if split_size is None else split_size
-    d = dim % input.ndim
-    n = input.shape[d]
-    if isinstance(size, int):
-        size = [min(size, n - a) for a in range(0, n, size)]
-    return _pieces(call, input, d, size)
+    return _pieces(call, input, dim, torch.split(_like(input), size, dim))
 
 
 def chunk(call: Call, input: Any, chunks: int, dim: int = 0) -> Any:
-    n = input.shape[dim]
-    return split(call, input, max(1, -(-n // chunks)), dim)
+    return _pieces(call, input, dim, torch.chunk(_like(input), chunks, dim))
 
 
 def unbind(call: Call, input: Any, dim: int = 0) -> Any:
@@ -183,7 +185,7 @@ def cat(call: Call, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     first = next((x for x in parts if isinstance(x, CutTensor)), None)
     if first is None or any(x.ndim != first.ndim for x in parts):
         raise Gathered
-    d = dim % first.ndim
+    d = dim_of(dim, first.ndim)
     n = sum(x.shape[d] for x in parts)
     shape = [n if e == d else m for e, m in enumerate(first.shape)]
     for x in parts:
@@ -287,7 +289,7 @@ def roll(call: Call, input: Any, shifts: Any, dims: Any = None) -> Any:
     runs: dict[int, Any] = {}
     local: list[tuple[int, int]] = []
     for s, d in zip(by, along, strict=True):
-        d %= x.ndim
+        d = dim_of(d, x.ndim)
         n = x.shape[d]
         s = s % n if n else 0
         if d in runs or d in [e for _, e in local]:
@@ -346,7 +348,7 @@ def repeat_interleave(call: Call, input: Any, repeats: Any, dim: Any = None, **k
     x = call.cut(input)
     if dim is None or not isinstance(repeats, int) or kwargs:
         raise Gathered
-    d = dim % x.ndim
+    d = dim_of(dim, x.ndim)
     shape = [n * repeats if e == d else n for e, n in enumerate(x.shape)]
     bounds = {
         e: tuple((a * repeats, b * repeats) for a, b in x.blocks.bounds[e])

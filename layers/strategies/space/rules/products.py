@@ -142,10 +142,17 @@ def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Any:
     return contracted(call, [x, weight, bias], names, batch + "n", torch.nn.functional.linear)
 
 
-def cdist(call: Call, x1: Any, x2: Any, *given: Any) -> Any:
-    """cdist: the points of one argument stay where they are, those of the other come to them."""
+_PRODUCTS, _DIFFERENCES = 1, 2
+"""torch's numbers of ways to compute distances."""
+
+
+def cdist(call: Call, x1: Any, x2: Any, p: float = 2.0, mode: Any = None) -> Any:
+    """cdist: the points of one argument stay where they are, those of the other come to them. By
+    products or by differences, as torch chooses of the whole tensors."""
     if x1.ndim < 2 or x2.ndim < 2:
         raise Gathered  # torch's error
+    if mode is None:
+        mode = _PRODUCTS if max(x1.shape[-2], x2.shape[-2]) > 25 else _DIFFERENCES
     n = max(x1.ndim, x2.ndim) - 2
     batch = _BATCH[:n]
     labels = [batch[n - (x.ndim - 2) :] + last for x, last in ((x1, "pm"), (x2, "rm"))]
@@ -154,7 +161,7 @@ def cdist(call: Call, x1: Any, x2: Any, *given: Any) -> Any:
         if 0 in a.shape or 0 in b.shape:
             lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             return a.new_zeros((*lead, a.shape[-2], b.shape[-2])) + (a.sum() + b.sum()) * 0
-        return call.function(a, b, *given)
+        return call.function(a, b, p, mode)
 
     return contracted(call, [x1, x2], labels, batch + "pr", compute, "m")
 

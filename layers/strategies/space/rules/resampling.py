@@ -26,7 +26,9 @@ def interpolate(
     """interpolate, of all modes."""
     x = call.cut(input)
     settings = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
-    shape = tuple(F.interpolate(torch.empty(x.shape, device="meta"), *settings).shape)
+    # Of one channel of one sample: torch's own sizes, also where there is none.
+    one = F.interpolate(torch.empty((1, 1, *x.shape[2:]), device="meta"), *settings)
+    shape = (*x.shape[:2], *one.shape[2:])
     if mode == "area":
         return getattr(F, f"adaptive_avg_pool{x.ndim - 2}d")(x, shape[2:])
     if not x.is_floating_point():
@@ -43,8 +45,12 @@ def interpolate(
     if antialias:
         taps = [_smooth(mode, align, *pair, wide) for pair in pairs]
     else:
-        taps = [interpolation(mode, align, j, *row, wide, ndim) for j, row in enumerate(pairs)]
-        whole = _by_torch(call, x, out, mode, align_corners, shape)
+        taps = [
+            interpolation(mode, align, j, n, shape[2:], factor, wide)
+            for j, (n, _, factor) in enumerate(pairs)
+        ]
+        is_whole = all(f is None or f * n == m for n, m, f in pairs)
+        whole = _by_torch(call, x, out, mode, align_corners, shape) if is_whole else None
         if whole is not None:
             return whole
 

@@ -232,7 +232,10 @@ def avg_pool(
     ndim = int(call.name[8])
     size = per_dim(kernel_size, ndim)
     steps = per_dim(stride, ndim) if stride not in (None, [], ()) else size
-    settings = size, steps, per_dim(padding, ndim), (1,) * ndim, ceil_mode
+    pads = per_dim(padding, ndim)
+    if any(2 * p > k for p, k in zip(pads, size, strict=True)):
+        raise Gathered  # torch's error
+    settings = size, steps, pads, (1,) * ndim, ceil_mode
 
     def pool(block: Tensor, window: Window, where: Any, n: Any) -> Tensor:
         choices = count_include_pad, divisor_override

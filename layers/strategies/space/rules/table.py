@@ -130,6 +130,7 @@ PYTHON: dict[str, Rule] = {
     "local_response_norm": norms.local_response_norm,
     "__len__": properties.length,
     "backward": properties.backward,
+    "grad": properties.gradients,
     "norm": reductions.torch_norm,
     "rms_norm": norms.rms_norm,
 }

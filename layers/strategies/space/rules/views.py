@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from linop.spaces.decomposition import in_multiples
-from linop.strategies.space.call import Call, Gathered
+from linop.strategies.space.call import Call, Gathered, dim_of
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import REPLICATED, Axis, Layout
 
@@ -128,27 +128,28 @@ def flatten(call: Call, input: Any, start_dim: int = 0, end_dim: int = -1) -> An
     shape = tuple(input.shape)
     if not shape:
         raise Gathered
-    a, b = start_dim % len(shape), end_dim % len(shape)
+    a, b = dim_of(start_dim, len(shape)), dim_of(end_dim, len(shape))
+    if a > b:
+        raise RuntimeError(f"flatten: start_dim={start_dim} comes after end_dim={end_dim}")
     return reshaped(call, input, (*shape[:a], prod(shape[a : b + 1]), *shape[b + 1 :]))
 
 
 def unflatten(call: Call, input: Any, dim: int, sizes: Any) -> Any:
     shape = tuple(input.shape)
-    d = dim % len(shape)
-    part = _completed((shape[d],), tuple(sizes))
-    return reshaped(call, input, (*shape[:d], *part, *shape[d + 1 :]))
+    part = torch.unflatten(torch.empty(shape, device="meta"), dim, tuple(sizes)).shape
+    return reshaped(call, input, tuple(part))
 
 
 def squeeze(call: Call, input: Any, dim: Any = None) -> Any:
     shape = tuple(input.shape)
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % len(shape) for d in dims if shape[d] == 1}
+    gone = {d for d in (dim_of(d, len(shape)) for d in dims) if shape[d] == 1}
     return reordered(call, input, [d for d in range(len(shape)) if d not in gone])
 
 
 def unsqueeze(call: Call, input: Any, dim: int) -> Any:
     order: list[int | None] = [*range(input.ndim)]
-    order.insert(dim % (input.ndim + 1), None)
+    order.insert(dim_of(dim, input.ndim + 1), None)
     return reordered(call, input, order)
 
 
@@ -174,12 +175,12 @@ def reordered(call: Call, input: Any, order: Sequence[int | None]) -> Any:
 
 def permute(call: Call, input: Any, *dims: Any, **kwargs: Any) -> Any:
     order = numbers(dims or (kwargs["dims"],))
-    return reordered(call, input, [d % input.ndim for d in order])
+    return reordered(call, input, [dim_of(d, input.ndim) for d in order])
 
 
 def transpose(call: Call, input: Any, *dims: Any, **kwargs: Any) -> Any:
     """transpose, swapaxes, swapdims."""
-    a, b = (d % input.ndim for d in (*dims, *kwargs.values()))
+    a, b = (dim_of(d, input.ndim) for d in (*dims, *kwargs.values()))
     order = list(range(input.ndim))
     order[a], order[b] = b, a
     return reordered(call, input, order)
@@ -187,8 +188,8 @@ def transpose(call: Call, input: Any, *dims: Any, **kwargs: Any) -> Any:
 
 def movedim(call: Call, input: Any, source: Any, destination: Any) -> Any:
     n = input.ndim
-    of = [s % n for s in ([source] if isinstance(source, int) else source)]
-    to = [d % n for d in ([destination] if isinstance(destination, int) else destination)]
+    of = [dim_of(s, n) for s in ([source] if isinstance(source, int) else source)]
+    to = [dim_of(d, n) for d in ([destination] if isinstance(destination, int) else destination)]
     placed = dict(zip(to, of, strict=True))
     rest = iter([d for d in range(n) if d not in of])
     return reordered(call, input, [placed[k] if k in placed else next(rest) for k in range(n)])

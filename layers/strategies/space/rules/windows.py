@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from linop.layers.sliding import TransposedWindow, Window
-from linop.strategies.space.call import Call, Gathered, per_dim
+from linop.strategies.space.call import Call, Gathered, dim_of, per_dim
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.layout import REPLICATED, Axis, Layout
 from linop.strategies.space.rules.sliding import outputs, padded_range
@@ -18,7 +18,7 @@ from linop.strategies.space.rules.views import as_copy, numbers
 def unfold(call: Call, input: Any, dimension: int, size: int, step: int) -> Any:
     """Tensor.unfold: windows along a dimension, in balanced blocks of windows."""
     x = call.cut(input)
-    d = dimension % x.ndim
+    d = dim_of(dimension, x.ndim)
     n = x.shape[d]
     if not 0 <= size <= n or step < 1:
         raise Gathered  # torch's error
@@ -155,7 +155,7 @@ def flip(call: Call, input: Any, *dims: Any, **kwargs: Any) -> Any:
     """flip, fliplr, flipud: blocks change places, and each is turned."""
     x = call.cut(input)
     given = _SIDES.get(call.name) or numbers(dims or (kwargs["dims"],))
-    turned = {d % x.ndim for d in given}
+    turned = {dim_of(d, x.ndim) for d in given}
     layout = x.blocks
     mirrored = {
         d: tuple((layout.shape[d] - b, layout.shape[d] - a) for a, b in layout.bounds[d])
