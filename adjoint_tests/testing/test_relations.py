@@ -75,9 +75,24 @@ def test_blocks_are_found(seed: int, shape: tuple[int, ...], data: st.DataObject
 def test_any_selection_is_found(seed: int, size: int, data: st.DataObject) -> None:
     whole = drawn(seed, (size,))
     order = data.draw(st.permutations(range(size)))[: max(2, size // 2)]
-    found = Index(whole, SCALE).selection(whole[order].reshape(1, -1), SCALE)
+    found = Index(whole, SCALE).selection(whole[order].reshape(1, -1))
     assert found is not None and found.ravel().tolist() == list(order)
-    assert Index(whole, SCALE).selection(drawn(seed + 1, (3,)), SCALE) is None
+    assert Index(whole, SCALE).selection(drawn(seed + 1, (3,))) is None
+
+
+@given(seeds, st.integers(6, 40), st.sampled_from([np.inf, -np.inf, -1e9, 3e38]))
+def test_what_masks_fill_in_is_no_scale(seed: int, size: int, fill: float) -> None:
+    """Beside an infinity, or a number that stands for one, others are not all alike."""
+    whole = drawn(seed, (size,))
+    whole[: size // 3] = fill
+    assert Index(whole, SCALE).selection(drawn(seed + 1, (3,))) is None
+    found = Index(whole, SCALE).selection(whole[1:])
+    assert found is not None and np.array_equal(whole[found], whole[1:])
+    other = whole.copy()
+    other[-1] += 1
+    assert SCALE.near(whole, whole)
+    assert not np.isinf(fill) or not SCALE.near(other, whole)
+    assert not SCALE.near(drawn(seed + 1, (size,)), whole)
 
 
 @given(st.integers(2, 12))
