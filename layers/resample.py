@@ -197,7 +197,7 @@ def _nearest(
     other = _SMALL_IMAGE if ndim == 2 and sum(shape) > _SMALL_IMAGE else 1
     given = [(outputs if factor is None else factor) if k == d else other for k in range(ndim)]
     indices = torch.arange(n, dtype=dtype).reshape([n if k == d else 1 for k in range(-2, ndim)])
-    about = {"size" if factor is None else "scale_factor": given}
+    about: dict[str, Any] = {"size" if factor is None else "scale_factor": given}
     found = torch.nn.functional.interpolate(indices, **about, mode=mode).movedim(2 + d, 0)
     return found.reshape(outputs, -1)[:, 0].long()
 
