@@ -81,7 +81,7 @@ DATA_PARALLEL = (
         "a block of a block that is the whole's",
         "slices of a shard of a tensor-parallel block are taken for those of the whole",
         "address",
-        "linop.layers.state.state_tensors:StateTensor.here",
+        "linop.layers.state.state_tensors:StateTensor._here",
         "slice(a.start + b.start, a.start + b.stop)",
         "slice(b.start, b.stop)",
         NESTED,

@@ -115,7 +115,7 @@ CHECKPOINTS = (
         "shards at the origin",
         "all blocks of a tensor are saved as its first",
         "address",
-        "linop.layers.state.sharded_save:_Shard.chunk",
+        "linop.layers.state.sharded_save:_Shard.chunks",
         "s.start or 0",
         "0",
         ("test_state.py::test_training_resumes_on_threads",),
