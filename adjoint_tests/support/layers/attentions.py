@@ -7,6 +7,7 @@ Ranks import this module, and no test.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ class Attending:
         return tensors, allowed
 
 
+_CHOOSING = Lock()
+"""Of the kernel of attention, which is one choice for all threads."""
+
+
 def whole(case: Attending, given: list[Any], mask: Any) -> Any:
     """torch's attention of the whole, by matrix products."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -95,7 +100,7 @@ def whole(case: Attending, given: list[Any], mask: Any) -> Any:
         lower = torch.ones(given[0].shape[-2], given[1].shape[-2], dtype=torch.bool).tril()
         mask = mask & lower if mask.dtype is torch.bool else mask.masked_fill(~lower, -torch.inf)
     causal = case.causal and mask is None
-    with sdpa_kernel(SDPBackend.MATH):
+    with _CHOOSING, sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(
             *given, mask, 0.0, causal, scale=case.scale, enable_gqa=case.ndim > 3
         )
