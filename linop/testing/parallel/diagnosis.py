@@ -180,8 +180,11 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             return _broken(context, one, final, found, way)
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
-        if start.kind in (Kind.OTHER, Kind.SHARD) and (moved := way.undifferentiated()):
-            return _not_differentiated(context, one, final, moved)
+        if start.kind in (Kind.OTHER, Kind.SHARD):
+            if cut := way.detached():
+                return _detached(context, one, final, cut)
+            if moved := way.undifferentiated():
+                return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
         if turn is not None and turn[0] is not None:
             if found_there := between_stages(context, one, way, turn[0], final):
@@ -329,6 +332,17 @@ def _mixed(context: Context, one: Compared, way: Way, call: Call, groups: Groups
 
 _ADJOINTS = {"all_reduce": "all-reduce", "all_gather": "reduce-scatter", "broadcast": "sum-reduce"}
 """Of collectives whose results are used by each rank for another part."""
+
+
+def _detached(context: Context, one: Compared, final: Relation, cut: Call) -> Finding:
+    return Finding(
+        final.kind,
+        detail(final, context),
+        (one.name,),
+        Place(cut.module, cut.line, cut.text),
+        "the detach of a tensor that has a gradient is too many",
+        "What is computed from the result here has a gradient in the twin, and sends none back.",
+    )
 
 
 def _not_differentiated(

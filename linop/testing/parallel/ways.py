@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linop.testing.parallel.locations import Location, Locations, uses
+from linop.testing.parallel.locations import Location, Locations, made_by, uses
 from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.proofs import Pair, Pairs
 from linop.testing.parallel.recording.records import FORWARD, Call, Collective, Record
@@ -287,6 +287,22 @@ class Way:
                 continue
             if at.gradient.kind in (Kind.EQUAL, Kind.FACTOR):
                 yield at
+
+    def detached(self) -> Call | None:
+        """A call on the way that gives a tensor away without its gradient, which the twin's has."""
+        made, numbers = made_by(self.record), set(self.numbers)
+        for call in self.record.calls:
+            if call.name != "detach" or call.phase != FORWARD or call.inside >= 0 or not call.line:
+                continue
+            source = call.inputs[0]
+            at = self.context.locations.at.get((self.rank, source))
+            if source not in numbers or at is None or not at.matched or at.gradient is None:
+                continue
+            of_maxima = source in made and "max" in made[source].name  # what exponents begin at
+            used = any(self.used.get(number) for number in call.outputs)
+            if used and not of_maxima and self.record.tensors[source].differentiable:
+                return call
+        return None
 
     def undifferentiated(self) -> Collective | None:
         """A collective outside of every function with a backward of its own that moves a tensor on
