@@ -100,7 +100,7 @@ plan(np.ones(3))
 
 def test_wait_limit_and_debug_come_from_the_environment(program: Path) -> None:
     text = """
-os.environ["LINOP_WAIT_LIMIT"] = "1"
+os.environ["LINOP_WAIT_LIMIT"] = "3"
 os.environ["LINOP_DEBUG"] = "1"
 from linop.errors import DeadlockError, ShapeError
 backend = linop.backends.get("mpi")
@@ -112,13 +112,13 @@ for _ in range(2):
         assert str(error).startswith("worker 1, argument of <6x6 "), error
     plan(np.ones(3))
 try:
-    plan(np.ones(3)) if backend.worker else time.sleep(2)
+    plan(np.ones(3)) if backend.worker else time.sleep(6)
 except DeadlockError as error:
     say(error)
 """
     job = mpiexec(2, program, text)
     assert job.returncode == 0, job.stderr
-    assert "longer than 1 s" in job.stdout and "worker 1 wait" in job.stdout, job.stdout
+    assert "longer than 3 s" in job.stdout and "worker 1 wait" in job.stdout, job.stdout
 
 
 @pytest.mark.parametrize(("status", "odd"), [("3", 0), ("'with words'", 1)])
