@@ -406,8 +406,7 @@ class Layer(torch.nn.Module):
             return lambda *tensors: function(tensors[0], shape_for(tensors[0]))
 
         def call(*tensors: Tensor) -> Tensor:
-            result = function(*tensors)
-            if result is None:  # this worker passed None, and nothing moves
+            if (result := function(*tensors)) is None:  # this worker passed None: nothing moves
                 result = zero_volume_result(X)
             nothing_moved = any(result is x for x in tensors)
             result = result.reshape(shape_for(tensors[0]))

@@ -43,7 +43,7 @@ class Of(nn.Module):
 
 
 def cut_in_two(net: nn.Module, x: Tensor, then: Callable[[Any], Any] = lambda y: y) -> Any:
-    """What worker 0 of two has of the result, rows cut."""
+    """The result of worker 0 of two, rows cut."""
 
     def main(backend: Any) -> Any:
         return then(spatial(copy.deepcopy(net), Mesh(backend, x=2)["x"], dims=(2,))(x))

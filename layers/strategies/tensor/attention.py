@@ -154,7 +154,7 @@ class ParallelAttention(ParallelLayer):
     # Masks
 
     def _mask(self, mask: Any, padding: Any, q: Tensor, k: Tensor) -> Tensor | None:
-        """What is added to the scores: (batch or 1, heads or 1, length, length)."""
+        """The terms added to the scores: (batch or 1, heads or 1, length, length)."""
         given = mask if padding is None else padding
         more = 0 if given is None else k.shape[2] - given.shape[-1]
         found = None

@@ -85,7 +85,7 @@ def _parameters(module: Module) -> Iterator[tuple[Module, str, Any]]:
 
 
 def _by_kind(found: Held) -> list[Held]:
-    """Those that travel in one message."""
+    """Parameters in groups, each of which travels in one message."""
     kinds: dict[Any, Held] = {}
     for one in found:
         p = one[2]

@@ -151,8 +151,8 @@ def _compared(
 def _given_away(
     name: str, ranks: Sequence[Record], held: dict[int, Parameter]
 ) -> dict[int, np.ndarray]:
-    """What ranks contribute to the first collective of a gradient, which is theirs as the backward
-    pass left it; nothing if there is none on some rank. So those of DTensors are seen."""
+    """Contributions of ranks to the first collective of a gradient: theirs, as the backward pass
+    left them; nothing if there is none on some rank. So those of DTensors are seen."""
     found: dict[int, np.ndarray] = {}
     for rank in held:
         moved = next((c for c in ranks[rank].collectives if c.parameter == name), None)
