@@ -49,6 +49,8 @@ def ends_a_failed_part(backend: Worker) -> None:
         assert part is not backend and part is backend.part(mine, "test")
         plan = linop.all_reduce(copies(len(mine))).compile(part)
         plan(np.ones(3))
+        # All have come out of it: an alarm may be heard before a message that was sent earlier.
+        backend.transport.gather_all(None, "after the plan")
         if backend.worker == 0:
             part.fail(BackendError("it fails"))
         if backend.worker == 1:
