@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from linop.testing.plugin import IDLE
+
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
@@ -56,7 +58,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Nor what a test has imported."""
+    """Nor what a test has imported. Jobs without work end, as those of MPI do."""
+    if running := sys.modules.get("support.torchrun"):
+        running.close_idle(IDLE)
     if new := HEAVY.intersection(sys.modules) - _frozen:
         _frozen.update(new)
         pytest_collection_finish()

@@ -99,6 +99,8 @@ class Processes:
             )
             links = [self._accepted(listener) for _ in range(count)]
         self._links: dict[int, Connection] = {link.recv(): link for link in links}
+        self.used = time.monotonic()
+        """Time of the last contract."""
         for link in links:
             link.send(sys.path)
 
@@ -171,8 +173,16 @@ def on_torchrun(
     except BaseException:
         _RUNNING.pop(count).close()
         raise
+    _RUNNING[count].used = time.monotonic()
+
+
+def close_idle(seconds: float) -> None:
+    """Close the jobs that have run nothing for so long."""
+    for count, one in list(_RUNNING.items()):
+        if time.monotonic() - one.used >= seconds:
+            _RUNNING.pop(count).close()
 
 
 @cache
 def _close_at_exit() -> None:
-    atexit.register(lambda: [one.close() for one in _RUNNING.values()])
+    atexit.register(close_idle, 0.0)

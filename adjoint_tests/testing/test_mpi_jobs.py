@@ -65,6 +65,19 @@ def test_a_job_that_has_lost_a_rank_is_not_used_again(job: PersistentJob) -> Non
         job.run(mpi_contracts.sleeps, 0)
 
 
+def test_jobs_without_work_end() -> None:
+    """Their memory is others'; the next example starts them again."""
+    shared = jobs.job(2)
+    shared.run(mpi_contracts.sleeps, 0)
+    folder = shared.folder
+    jobs.close_idle(60.0)
+    assert jobs.job(2) is shared and shared.folder == folder
+    jobs.close_idle(0.0)
+    assert not folder.exists() and not processes(folder)
+    jobs.job(2).run(mpi_contracts.sleeps, 0)
+    assert jobs.job(2).folder != folder
+
+
 def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: PersistentJob) -> None:
     """As by pytest's own timeout, which raises in the middle of an example."""
 

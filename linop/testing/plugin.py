@@ -16,12 +16,15 @@ import pytest
 
 from linop.backends import in_mpi_job
 from linop.backends.together.settings import SPMD_BACKEND, SPMD_TIMEOUT, SPMD_WORKERS, Setting
-from linop.testing.workers import leading, stacks
+from linop.testing.workers import jobs, leading, stacks
 from linop.testing.workers.located import MARK
 from linop.testing.workers.outcome import FailedExampleError
 from linop.testing.workers.rank import Answer
 from linop.testing.workers.session import OPTIONS, TALLY
 from linop.testing.workers.spmd import Property, relax
+
+IDLE = 60.0
+"""Seconds after which ranks without work are ended."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,6 +112,11 @@ def pytest_runtest_makereport(
             shown.addsection("the example", "\n".join(notes))
         report.longrepr = shown
     return report
+
+
+def pytest_runtest_logfinish() -> None:
+    """End the ranks that no test has used for a while: together they fill a machine's memory."""
+    jobs.close_idle(IDLE)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

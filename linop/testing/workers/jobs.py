@@ -73,12 +73,28 @@ def missing_mpi() -> str:
     return ""
 
 
-@cache
+_JOBS: dict[int, PersistentJob] = {}
+
+
 def job(ranks: int) -> PersistentJob:
     """The job of so many ranks that this process shares; it is closed when the process exits."""
-    shared = PersistentJob(ranks)
-    atexit.register(shared.close)
-    return shared
+    _close_at_exit()
+    if ranks not in _JOBS:
+        _JOBS[ranks] = PersistentJob(ranks)
+    return _JOBS[ranks]
+
+
+def close_idle(seconds: float) -> None:
+    """Close the jobs of `job` that have run nothing for so long: each rank holds the memory of all
+    that it has imported, and the next example starts them again."""
+    for ranks, shared in list(_JOBS.items()):
+        if time.monotonic() - shared.used >= seconds:
+            _JOBS.pop(ranks).close()
+
+
+@cache
+def _close_at_exit() -> None:
+    atexit.register(close_idle, 0.0)
 
 
 class PersistentJob:
@@ -97,6 +113,8 @@ class PersistentJob:
         self.grace = grace
         self.starts = 0
         """Number of starts."""
+        self.used = time.monotonic()
+        """Time of the last example."""
         self._ranks: RankConnections | None = None
         self._spare: RankConnections | None = None
         self._failed = 0
@@ -138,6 +156,7 @@ class PersistentJob:
         except BaseException:  # such as pytest's own timeout: answers would arrive later
             self.close()
             raise
+        self.used = time.monotonic()
         outcome = Outcome(example, self.ranks, answers)
         if outcome.alike:
             return outcome
