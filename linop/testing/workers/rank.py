@@ -117,6 +117,7 @@ def serve(parent: Connection, world: Any) -> None:
                     # The first optimizer or layer would, in seconds that count.
                     importlib.import_module("torch._dynamo")
                     gc.freeze()  # its million objects: each collection would visit them
+                    gc.collect()  # full ones follow after a quarter of what the last one left
             except BaseException as error:
                 parent.send(Answer("failed", words(error), usable=False))
                 continue
