@@ -68,8 +68,8 @@ class _Guarded:
         """See torch's "Extending torch"."""
         del types
         given = {} if options is None else options
-        stays = _checked(function, arguments, given)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():  # what is asked here, too, is about memory
+            stays = _checked(function, arguments, given)
             result = function(*arguments, **given)
         new = isinstance(result, torch.Tensor) and not isinstance(result, _Guarded)
         return result.as_subclass(Rows) if stays and new else result

@@ -139,12 +139,12 @@ class Unit:
         if self.axis.size == 1:
             return [*noted(self.shards)]
         versions = self.versions()
+        with torch._C.DisableTorchFunctionSubclass():
+            frozen = [name for name, p in self._parameters.items() if not p.requires_grad]
         self._facts = {
             **self._steps.told("parameters were gathered last"),
             "parameters changed since they were gathered last": self._seen not in (None, versions),
-            "parameters without requires_grad": [
-                name for name, p in self._parameters.items() if not p.requires_grad
-            ],
+            "parameters without requires_grad": frozen,
         }
         self._seen = versions
         return [*noted(self.shards), gathered_digest(self._facts, plain(self.shards[0]))]
@@ -204,7 +204,8 @@ class Unit:
 
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
-        return [shard._version for shard in self.shards]
+        with torch._C.DisableTorchFunctionSubclass():  # shards tell it in microseconds otherwise
+            return [shard._version for shard in self.shards]
 
     def start(self) -> bool:
         """Start to gather; False if that was done. Collective."""

@@ -62,7 +62,7 @@ class _Shards(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, *shards: Tensor) -> Any:
-        return *(shard.view_as(shard) for shard in shards), row.clone()
+        return *(shard.view_as(shard) for shard in shards), row
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
