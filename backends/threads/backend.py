@@ -56,7 +56,8 @@ def get(
 
     Raises:
         ArgumentError: `wait_limit` is no limit, or there are no such `sums`. BackendError: inside
-            `launch`, an argument differs from the program's; or there is no GPU. MissingExtraError: CuPy is not installed.
+            `launch`, an argument differs from the program's; or there is no GPU. MissingExtraError:
+            CuPy is not installed.
     """
     here: Thread | None = getattr(_HERE, "backend", None)
     if here is None:
