@@ -18,7 +18,7 @@ from linop.layers.agreement.metadata import call_metadata
 from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Bound, Function, Layer
 from linop.layers.parameters.weights import hold
-from linop.spaces.decomposition import Axis
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
@@ -66,6 +66,14 @@ class ParallelLayer(Layer):
         Raises:
             ArgumentError: it cannot be.
         """
+        if COPIES in self.layouts or self.output_layout is COPIES:
+            raise ArgumentError(
+                f"{self._name}: from {in_words(self.layouts[0])} to "
+                f"{in_words(self.output_layout)}. Gradients of what several modules use are added "
+                f"before they are summed over workers, in another order than over shards: let each "
+                f"module have an input that is split, as by ColwiseParallel(1), without "
+                f"PrepareModuleInput"
+            )
         if not self.in_pieces:
             raise ArgumentError(
                 f"{self._name}: a module of this kind is not cut into shards; docs/exact_sums.md "

@@ -203,12 +203,6 @@ def _cut(module: Module, pieces: int) -> None:
     """
     for layer in parallel_layers(module):
         layer.cut_into(pieces)
-    for name, one in module.named_modules():
-        if "linop_split" in vars(one):
-            raise ArgumentError(
-                f"{name!r}: a {type(one).__name__} with copies of its parameters is not cut into "
-                f"shards; docs/exact_sums.md lists the modules that are"
-            )
 
 
 def _kinds(example: Any) -> str:
