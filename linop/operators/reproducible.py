@@ -106,9 +106,10 @@ def _move(movement: Movement, arrays: Arrays, made: Vector) -> None:
         extent = t.extent[row]
         source = box_of(movement.domain.numbering.at(int(t.src[row])), t.of[row], extent)
         target = box_of(movement.codomain.numbering.at(int(t.dst[row])), t.at[row], extent)
-        term = arrays[source.region.name][source.slices]
-        if t.coef[row] != 1:
-            term = np.multiply(term, rounded(number_of(t.coef[row]), dtype))
-        into, there = (one[target.region.name][target.slices] for one in (made.arrays, written))
-        into[...] = np.where(there, into + term, term)
+        term = arrays[source.region.name][source.index]
+        into, there = (one[target.region.name][target.index] for one in (made.arrays, written))
+        with np.errstate(all="ignore"):
+            if t.coef[row] != 1:
+                term = np.multiply(term, rounded(number_of(t.coef[row]), dtype))
+            into[...] = np.where(there, into + term, term)
         there[...] = True
