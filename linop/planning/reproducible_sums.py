@@ -1,34 +1,38 @@
 """Rewriting of stages whose sums are not to depend on the order in which terms arrive, nor on who
 has them: option ``sums=`` of `compile`.
 
-A sum M of several terms becomes R M': the movement M' brings every term, in a region of its own, to
-the worker that needs the sum, or a share of it, and R, a layer of local maps, sums them there by
-one call (`linop.spaces.reproducible_sums`). As a linear map R is (I I … I), so that R M' = M, and
-the plans are proven as any others; as a program it is one function of all terms at once. No
-instruction of plans, and no road of messages, knows of it.
+An exact sum M of several terms becomes R M': the movement M' brings every term, in a region of its
+own, to the worker that needs the sum, or a share of it, and R, a layer of local maps, sums them
+there by one call (`linop.spaces.reproducible_sums`). As a linear map R is (I I … I), so that
+R M' = M, and the plans are proven as any others; as a program it is one function of all terms.
 
-A worker gets all terms of what it sums: an all-reduce of w workers sums shares, for each of which
-the w - 1 others send as many bytes as in a reduce-scatter, and copies these to all. Terms that one
-worker has several of are sent apart, since their partial sum would be rounded.
+A tree is a product of movements, of which none adds more than two terms: those of neighbours, then
+sums of neighbours. So there is nothing new in it but that nothing merges these movements.
+
+No instruction of plans, and no road of messages, knows of either. A worker gets all terms of what
+it sums: an all-reduce of w workers sums shares, for each of which the w - 1 others send as many
+bytes as in a reduce-scatter, and copies these to all. Terms that one worker has several of are sent
+apart, since their partial sum would be rounded, or be none of the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import scipy
 
-from linop.normal_form.maps import Call, Layer, LocalMap, Port
+from linop.normal_form.maps import Call, Layer, LocalMap
 from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import Block, box_of, number_of
 from linop.normal_form.stages import Stages
-from linop.planning.combinations import Combination, shares
+from linop.planning.combinations import Combination, factors, shares
 from linop.planning.lowering import overlapping
 from linop.spaces.exact import Exact
 from linop.spaces.region import Region, Subset, as_subset
-from linop.spaces.reproducible_sums import SUMS, check_exact
+from linop.spaces.reproducible_sums import check_exact, exact_sum
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 
@@ -57,11 +61,9 @@ def reproducible(stages: Stages, how: str) -> Stages:
     known = {r.name for m in stages.movements for space in (m.domain, m.codomain) for r in space}
     for k, movement in enumerate(stages.movements):
         found = _Split(movement, how, f"sum {k}" + _mark(known))
-        if found.calls:
-            movements += found.movements()
-            layers.append(tuple(found.calls))
-        else:
-            movements.append(movement)
+        made = found.movements()
+        movements += made
+        layers += [tuple(found.calls), *[()] * (len(made) - 2)] if len(made) > 1 else []
         layers += stages.layers[k : k + 1]
     same = len(movements) == len(stages.movements)
     return stages if same else Stages(tuple(movements), tuple(layers))
@@ -76,7 +78,7 @@ class _Split:
     """A movement as terms, sums and copies of these.
 
     Attributes:
-        calls: the sums; none if the movement has no sums that are to be local maps.
+        calls: the exact sums.
 
     Args:
         name: beginning of the names of the regions between.
@@ -85,8 +87,10 @@ class _Split:
     def __init__(self, movement: Movement, how: str, name: str) -> None:
         self._movement, self._how, self._name = movement, how, name
         self.calls: list[Call] = []
-        self._before: list[Block] = []
-        """Terms to regions of their own."""
+        self._sums = 0
+        self._levels: list[list[Block]] = []
+        """What is moved before `_after`, the last first: terms to regions of their own; sums of two
+        of a tree."""
         self._after: list[Block] = []
         """Sums to where they are wanted, and all that is no sum."""
         combined: dict[tuple[Term, ...], list[Subset]] = {}
@@ -101,17 +105,23 @@ class _Split:
             self._sum(Combination(terms, tuple(targets)))
 
     def movements(self) -> list[Movement]:
-        """The two movements, before and after the sums."""
+        """The movements, first applied first; of exact sums there are two, with these between. The
+        movement itself, if it has no sums that are to be formed otherwise."""
+        if not self._sums:
+            return [self._movement]
+        if not self.calls:
+            return [*factors(self._movement, [*self._levels[::-1], self._after])]
         domain, codomain = self._movement.domain, self._movement.codomain
+        (before,) = self._levels
         read = {source.region.name for _, source, _ in self._after}
         stay = [region for region in domain if region.name in read]
-        terms = [target.region for target, _, _ in self._before]
+        terms = [target.region for target, _, _ in before]
         sums = [region for call in self.calls for region in call.map.codomain]
         still: list[Block] = [(as_subset(region), as_subset(region), 1) for region in stay]
         first = Space([*stay, *terms], domain.dtype)
         last = Space([*stay, *sums], domain.dtype)
         return [
-            Movement.of_blocks(domain, first, [*still, *self._before]),
+            Movement.of_blocks(domain, first, [*still, *before]),
             Movement.of_blocks(last, codomain, self._after),
         ]
 
@@ -157,15 +167,58 @@ class _Split:
 
     def _at(self, one: Combination, workers: tuple[int, ...], memory: str) -> None:
         """A sum that some workers form, each of them all of it."""
-        shape, dtype = one.targets[0].shape, self._movement.domain.dtype
-        name = f"{self._name}.{len(self.calls)}"
-        total = Region(name, shape, workers, memory)
-        terms = [Region(f"{name} term {k}", shape, workers, memory) for k in range(len(one.terms))]
-        pairs = zip(terms, one.terms, strict=True)
-        self._before += [(as_subset(region), source, c) for region, (source, c) in pairs]
+        name = f"{self._name}.{self._sums}"
+        self._sums += 1
+        total = Region(name, one.targets[0].shape, workers, memory)
+        if self._how == "tree":
+            self._tree(one, total)
+            return
+        space = Space([_like(total, f"term {k}") for k in range(len(one.terms))], self._dtype)
+        pairs = zip(space, one.terms, strict=True)
+        self._level(0).extend((as_subset(region), source, c) for region, (source, c) in pairs)
         self._after += [(target, as_subset(total), 1) for target in one.targets]
-        local = _local(Space(terms, dtype), Space([total], dtype), self._how)
-        self.calls.append(Call(local, tuple(r.name for r in terms), (name,)))
+        local = _exactly(space, Space([total], self._dtype))
+        self.calls.append(Call(local, tuple(region.name for region in space), (name,)))
+
+    def _tree(self, one: Combination, total: Region) -> None:
+        """A sum of two at a time. Terms with coefficients are scaled first, by themselves."""
+        levels: list[list[Block]] = []
+        terms = list(one.terms)
+        plain = all(abs(c) == 1 for _, c in terms)
+        while len(terms) > 1 or not levels:
+            pairs = [terms[k : k + 2] for k in range(0, len(terms), 2)]
+            if not levels and not plain:
+                pairs = [[term] for term in terms]
+            many, number = len(pairs), len(levels)
+            sums = [_like(total, f"level {number}.{k}") if many > 1 else total for k in range(many)]
+            made = [as_subset(region) for region in sums]
+            levels.append(
+                [(to, *term) for to, pair in zip(made, pairs, strict=True) for term in pair]
+            )
+            terms = [(box, 1) for box in made]
+        last = levels.pop()
+        (target, *others) = one.targets
+        if not others and (target.workers, target.memory) == (total.workers, total.memory):
+            self._after += [(target, source, c) for _, source, c in last]
+        else:
+            levels.append(last)
+            self._after += [(each, as_subset(total), 1) for each in one.targets]
+        for number, blocks in enumerate(reversed(levels)):
+            self._level(number).extend(blocks)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self._movement.domain.dtype
+
+    def _level(self, number: int) -> list[Block]:
+        """Blocks of so many movements before the last but one."""
+        while len(self._levels) <= number:
+            self._levels.append([])
+        return self._levels[number]
+
+
+def _like(region: Region, what: str) -> Region:
+    return Region(f"{region.name} {what}", region.shape, region.workers, region.memory)
 
 
 def _cut(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
@@ -176,14 +229,13 @@ def _cut(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
         yield start, stop
 
 
-def _local(terms: Space, total: Space, how: str) -> LocalMap:
-    """The sum of all regions of a space, in one call."""
+def _exactly(terms: Space, total: Space) -> LocalMap:
+    """The exact sum of all regions of a space."""
     names = [region.name for region in terms]
     (region,) = total
-    function = SUMS[how]
 
     def forward(arrays: dict[str, Array]) -> Array:
-        return function(*(arrays[name] for name in names))
+        return exact_sum(*(arrays[name] for name in names))
 
     def backward(array: Array) -> dict[str, Array]:
         return {name: array.copy() for name in names}
@@ -191,8 +243,5 @@ def _local(terms: Space, total: Space, how: str) -> LocalMap:
     def matrix() -> scipy.sparse.sparray:
         return scipy.sparse.hstack([scipy.sparse.eye_array(region.size)] * len(names)).tocsr()
 
-    port: Port | None = (lambda namespace: (forward, backward)) if how == "tree" else None
-    symbol = f"{how} sum of {len(names)}"
-    return LocalMap(
-        terms, total, forward, backward, symbol, matrix, port, fresh=True, apart=function
-    )
+    symbol = f"exact sum of {len(names)}"
+    return LocalMap(terms, total, forward, backward, symbol, matrix, fresh=True, apart=exact_sum)

@@ -16,7 +16,7 @@ to be added by code of their own on every road.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -94,9 +94,6 @@ def check_exact(dtype: np.dtype[Any]) -> None:
             f"sums='exact' is of float16, float32, float64, complex64 and complex128; given "
             f"{dtype}. Convert to one of these, or take sums='tree'"
         )
-
-
-SUMS: dict[str, Callable[..., Array]] = {"exact": exact_sum, "tree": tree_sum}
 
 
 class _Errors:
