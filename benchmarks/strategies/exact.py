@@ -66,7 +66,7 @@ def runs(size: gpt.Size, steps: int, rows: int) -> str:
         "parameters",
         "s/step",
     ]
-    return markdown(header, cells)
+    return markdown([*header, "s a step"], cells)
 
 
 def far(size: gpt.Size, steps: int, rows: int) -> str:

@@ -125,6 +125,11 @@ class VirtualShards:
                 f"VirtualShards.step: DataParallel(net, axis), or a net of fully_shard, expected, "
                 f"given {type(model).__name__}" + (" of both" if sharded else "")
             )
+        if getattr(model, "_algorithm", "") == "ring":
+            raise ArgumentError(
+                "VirtualShards.step: algorithm='ring' of DataParallel adds around the ring, and "
+                "not in a tree: leave it out"
+            )
         return model.no_sync()
 
     def _summed(self, value: Tensor) -> Tensor:
