@@ -28,6 +28,7 @@ from linop.backends.together.transport import Transport
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
+from linop.operators.reproducible import reproducible
 from linop.planning.lowering import lower, workers_of
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
@@ -49,6 +50,7 @@ class Backend(Keeper, ABC):
         workers: number of workers; None if there are as many as an operator needs.
         arrays: array module of the plans' arguments and results.
         debug: True if calls are compared at every call, and plans are proven.
+        sums: how plans form sums (`linop.operators.reproducible`), unless `compile` is told.
         ended: True if the program is over, and its plans are no longer needed.
         started: plans with an unfinished run, kept alive since messages still arrive.
         placement: the machine of each worker, the same on all workers; None if they are on one.
@@ -59,6 +61,7 @@ class Backend(Keeper, ABC):
     worker: int | None = None
     workers: int | None = None
     debug = False
+    sums = "fixed"
     ended = False
     placement: Placement | None = None
 
@@ -68,23 +71,26 @@ class Backend(Keeper, ABC):
         self.tracing: Recording | None = None
         self.started: set[BoundPlan] = set()
 
-    def compile(self, op: LinearOperator) -> BoundPlan:
+    def compile(self, op: LinearOperator, sums: str | None = None) -> BoundPlan:
         """Bind an operator. Collective: all workers of the backend call it, in the same order.
+
+        Args:
+            sums: as of `linop.operators.reproducible.reproducible`; by default the backend's.
 
         Raises:
             BackendError: the backend lacks a worker of the operator, or workers built different
-                operators; on every worker.
+                operators; on every worker. ArgumentError, DTypeError: as of `reproducible`.
         """
         # Plans of plans stand above this module, and are imported where an operator needs them.
         if not getattr(op, "clinear", True):
             from linop.backends.engine.parts_plan import PartsPlan
 
-            return PartsPlan(op, self.compile(op.over_reals()))
-        if getattr(op, "loops", False):
+            return PartsPlan(op, self.compile(op.over_reals(), sums))
+        if getattr(op, "loops", False) and sums in (None, self.sums):
             from linop.backends.engine.driving import driving
 
             return driving(op, self)
-        return self._compile(op)
+        return self._compile(reproducible(op, self.sums if sums is None else sums))
 
     @abstractmethod
     def _compile(self, op: LinearOperator) -> BoundPlan:

@@ -93,8 +93,9 @@ def get(
             compiled. Default: LINOP_DEBUG, else False.
         collectives: True: groups of ranks without shared memory run collectives by MPI's. Default:
             LINOP_COLLECTIVES, else where they are predicted to be faster.
-        sums: "any": MPI chooses the order of summation, so that last bits may differ between runs.
-            Default: LINOP_SUMS, else "fixed".
+        sums: "any": MPI chooses the order of summation, so that last bits may differ between runs;
+            "exact" or "tree": see `linop.LinearOperator.compile`. Default: LINOP_SUMS, else
+            "fixed".
 
     Raises:
         ArgumentError: an option or its variable is invalid. BackendError: options differ between
@@ -219,6 +220,7 @@ class Rank(RankWorker):
     def __init__(self, transport: Ranks, options: dict[str, Any], choice: Choice) -> None:
         super().__init__(get, options, transport)
         windows = options["windows"]
+        self.sums = settings.kept_sums(options["sums"])
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None

@@ -24,7 +24,7 @@ from linop.backends.engine.whole import Whole
 from linop.backends.engine.worker import Worker
 from linop.backends.threads.group import Group
 from linop.backends.threads.mailboxes import Mailbox
-from linop.backends.together.settings import DEBUG, WAIT_LIMIT
+from linop.backends.together.settings import DEBUG, SUMS, WAIT_LIMIT, kept_sums
 from linop.errors import BackendError
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
@@ -41,6 +41,7 @@ def get(
     workers: int | None = None,
     arrays: str | Arrays | None = None,
     wait_limit: float | None = None,
+    sums: str | None = None,
 ) -> Backend:
     """Inside `launch` the backend of this thread's worker; outside, a backend that holds all
     workers and starts their threads for each run.
@@ -51,14 +52,16 @@ def get(
             "numpy".
         wait_limit: seconds after which a wait becomes a `DeadlockError`; by default the program's,
             or as of `launch`.
+        sums: as of `launch`; by default the program's.
 
     Raises:
-        ArgumentError: `wait_limit` is no limit. BackendError: inside `launch`, an argument differs
-            from the program's; or there is no GPU. MissingExtraError: CuPy is not installed.
+        ArgumentError: `wait_limit` is no limit, or there are no such `sums`. BackendError: inside
+            `launch`, an argument differs from the program's; or there is no GPU. MissingExtraError:
+            CuPy is not installed.
     """
     here: Thread | None = getattr(_HERE, "backend", None)
     if here is None:
-        return Threads(workers, arrays_named(arrays or NUMPY), wait_limit)
+        return Threads(workers, arrays_named(arrays or NUMPY), wait_limit, _sums(sums))
     if arrays is not None and arrays_named(arrays).ndarray is not here.arrays.ndarray:
         wanted = arrays_named(arrays).name
         raise BackendError(f"arrays of {wanted} wanted; this program has {here.arrays.name}'s")
@@ -66,6 +69,8 @@ def get(
         raise BackendError(f"{workers} workers wanted; this program has {here.workers}")
     if wait_limit is not None and _limit(wait_limit) != (limit := here.transport.limit):
         raise BackendError(f"wait_limit={wait_limit!r} wanted; this program has {limit:g}")
+    if sums is not None and _sums(sums) != here.sums:
+        raise BackendError(f"sums={sums!r} wanted; this program has {here.sums!r}")
     return here
 
 
@@ -74,6 +79,7 @@ def launch(
     workers: int | None = None,
     arrays: str | Arrays = NUMPY,
     wait_limit: float | None = None,
+    sums: str | None = None,
 ) -> list[Any]:
     """Run ``main(backend)`` on a number of threads (1 by default); return their results by worker.
 
@@ -82,15 +88,17 @@ def launch(
         wait_limit: seconds after which a wait becomes a `DeadlockError`, even if some worker is
             still computing. Default: LINOP_WAIT_LIMIT, else no limit, since a worker may be stopped
             in a debugger.
+        sums: "fixed", "exact" or "tree": see `linop.LinearOperator.compile`. Default: LINOP_SUMS,
+            else "fixed", which "any" is, too.
 
     Raises:
         The first exception of any `main`, with the worker's number in a note.
     """
 
-    kind, debug = arrays_named(arrays), DEBUG.found().checked()
+    kind, debug, how = arrays_named(arrays), DEBUG.found().checked(), _sums(sums)
 
     def work(mailbox: Mailbox) -> Any:
-        backend = _HERE.backend = Thread("threads", mailbox, debug, kind)
+        backend = _HERE.backend = Thread("threads", mailbox, debug, kind, how)
         return main(backend), backend.counts()
 
     done = run(workers or 1, work, kind, wait_limit)
@@ -100,7 +108,8 @@ def launch(
 
 def alone(arrays: Arrays = NUMPY) -> Backend:
     """A backend with this thread as its only worker."""
-    return Thread("threads", Mailbox(Group(1, arrays), 0), DEBUG.found().checked(), arrays)
+    mailbox, debug = Mailbox(Group(1, arrays), 0), DEBUG.found().checked()
+    return Thread("threads", mailbox, debug, arrays, _sums(None))
 
 
 def run(
@@ -136,14 +145,29 @@ def _limit(given: float | None) -> float:
     return float(WAIT_LIMIT.found(given, default=math.inf).checked())
 
 
+def _sums(given: str | None) -> str:
+    """How plans form sums.
+
+    Raises:
+        ArgumentError: the argument, or its variable, is none of the ways.
+    """
+    return kept_sums(SUMS.found(given).checked())
+
+
 class Thread(Worker):
     """One worker of an SPMD program, in a thread."""
 
     transport: Mailbox
 
+    def __init__(
+        self, name: str, transport: Mailbox, debug: bool, arrays: Arrays, sums: str
+    ) -> None:
+        super().__init__(name, transport, debug, arrays)
+        self.sums = sums
+
     def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
         del parts
-        return Thread(self.name, self.transport.part(mine), self.debug, self.arrays)
+        return Thread(self.name, self.transport.part(mine), self.debug, self.arrays, self.sums)
 
     def program(
         self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
@@ -178,13 +202,15 @@ class Threads(Whole):
         workers: int | None = None,
         arrays: Arrays = NUMPY,
         wait_limit: float | None = None,
+        sums: str = "fixed",
     ) -> None:
         super().__init__(workers, arrays)
+        self.sums = sums
         self._wait_limit = None if wait_limit is None else _limit(wait_limit)
 
     def __reduce__(self) -> Any:
         made, given = super().__reduce__()
-        return made, (*given, self._wait_limit)
+        return made, (*given, self._wait_limit, self.sums)
 
     def way(self, program: Program | None = None) -> str:
         del program

@@ -145,12 +145,20 @@ COLLECTIVES = Setting(
 SUMS = Setting(
     "sums",
     "LINOP_SUMS",
-    "fixed or any",
+    "fixed, any, exact or tree",
     "fixed",
     "fixed",
-    _one_of("fixed", "any"),
-    "the order in which MPI's collectives add: by worker, or any, which may change last bits",
+    _one_of("fixed", "any", "exact", "tree"),
+    "sums are formed by worker; in any order by MPI, which may change last bits; rounded once; or "
+    "in a binary tree over the workers",
 )
+
+
+def kept_sums(given: str) -> str:
+    """`Backend.sums` of the setting, of which "any" concerns collectives of MPI alone."""
+    return "fixed" if given == "any" else given
+
+
 GPU_WAY = Setting(
     "way",
     "LINOP_GPU_WAY",

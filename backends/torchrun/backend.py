@@ -62,7 +62,9 @@ class Process(Worker):
             group = _new_group(limit, [whole[w] for w in mine], use_local_synchronization=True)
         transport = Processes(group, None, *_store(group, limit), limit)
         _LIVE.add(transport)
-        return Process(self.name, transport, self.debug)
+        part = Process(self.name, transport, self.debug)
+        part.sums = self.sums
+        return part
 
 
 _VARIABLES = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
@@ -77,6 +79,7 @@ def get(
     group: dist.ProcessGroup | None = None,
     wait_limit: float | None = None,
     debug: bool | None = None,
+    sums: str | None = None,
 ) -> Process:
     """The backend of this process.
 
@@ -91,6 +94,8 @@ def get(
             LINOP_WAIT_LIMIT, else 600.
         debug: compare all workers' calls and arguments at every call, and prove plans when they are
             compiled. Default: LINOP_DEBUG, else False.
+        sums: "fixed", "exact" or "tree": see `linop.LinearOperator.compile`. Default: LINOP_SUMS,
+            else "fixed", which "any" is, too.
 
     Raises:
         ArgumentError: an option or its variable is invalid. BackendError: options, or sources of
@@ -98,7 +103,7 @@ def get(
             torchrun's variables set; or this process is not in the group, or the group is not
             gloo's. DeadlockError: a process does not arrive within the limit.
     """
-    mine = settings.found("torch", wait_limit=wait_limit, debug=debug)
+    mine = settings.found("torch", wait_limit=wait_limit, debug=debug, sums=sums)
     limit = min(mine["wait_limit"].value, LONGEST)
     _initialise(limit)
     key = dist.group.WORLD if group is None else _checked(group)
@@ -114,6 +119,7 @@ def get(
             raise
         _LIVE.add(transport)
         _KEPT[key] = Process("torch", transport, agreed["debug"])
+        _KEPT[key].sums = settings.kept_sums(agreed["sums"])
     return _KEPT[key]
 
 

@@ -14,6 +14,7 @@ from linop.strategies.data.fully_shard import (
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.data.unsharded import unsharded
+from linop.strategies.data.virtual_shards import VirtualShards
 from linop.strategies.memory.checkpointed import checkpoint
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
@@ -52,6 +53,7 @@ __all__ = [
     "SequenceParallel",
     "ShardedOptimizer",
     "Spatial",
+    "VirtualShards",
     "check",
     "checkpoint",
     "equal_batches",

@@ -301,16 +301,23 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         """
         return cost(self, network, placement)
 
-    def compile(self, backend: Any) -> BoundPlan:
+    def compile(self, backend: Any, sums: str | None = None) -> BoundPlan:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``.
 
+        Args:
+            sums: of the plan and of its adjoint: "exact": rounded once, so that bits depend on
+                neither the order nor the holders of the terms; "tree": in a binary tree over the
+                workers; "fixed": one after the other, by worker. By default those of the backend.
+
         Raises:
-            ArgumentError: `backend` is no backend.
+            ArgumentError: `backend` is no backend, there are no such sums, or the operator has time
+                loops, whose sums are the backend's. DTypeError: exact sums are not defined for its
+                dtype.
         """
         if not hasattr(backend, "compile"):
             mend = "make one with linop.backends.get(name)"
             raise ArgumentError(f"compile: expected a backend, given {backend!r}; {mend}")
-        plan: BoundPlan = backend.compile(self)
+        plan: BoundPlan = backend.compile(self) if sums is None else backend.compile(self, sums)
         return plan
 
     def to_scipy(self, order: Order = "global") -> scipy.sparse.linalg.LinearOperator:

@@ -239,7 +239,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     """
     stop = at + extent
     sums = np.zeros(len(at), bool)
-    for group in _overlapping(at, stop):
+    for group in overlapping(at, stop):
         if len(group) > 1:
             low, high = at[group].min(axis=0), stop[group].max(axis=0)
             holds = ((at[group] == low) & (stop[group] == high)).all(axis=1)
@@ -249,7 +249,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     return np.argsort(sums, kind="stable"), sums
 
 
-def _overlapping(at: Ints, stop: Ints) -> list[Ints]:
+def overlapping(at: Ints, stop: Ints) -> list[Ints]:
     """Connected components of overlapping boxes, as arrays of box numbers. More than `FEW` distinct
     boxes are not separated: either none overlap, or all are one group."""
     if len(at) <= FEW:

@@ -97,7 +97,9 @@ def test_differences_say_who_has_what() -> None:
         "workers have different settings: debug=False by default on workers 0, 2–4 and debug=True "
         "on worker 1. Give all workers the same, as arguments or"
     )
-    with pytest.raises(ArgumentError, match=r"^worker 1: sums: expected fixed or any, given 3$"):
+    with pytest.raises(
+        ArgumentError, match=r"^worker 1: sums: expected fixed, any, exact or tree, given 3$"
+    ):
         settings.alike([plain, settings.found("mpi", sums=3, debug=True)])
 
 

@@ -67,7 +67,9 @@ def wrong_values_are_told(comm: MPI.Comm) -> None:
     last = comm.size - 1
     text = said(comm, sums="some" if comm.rank == last else "fixed")
     at = f"worker {last}: " if last else ""
-    assert text == f"ArgumentError: {at}sums: expected fixed or any, given 'some'", text
+    assert text == f"ArgumentError: {at}sums: expected fixed, any, exact or tree, given 'some'", (
+        text
+    )
     text = said(comm, wait_limit=-1)
     assert text.startswith("ArgumentError: wait_limit: expected a number of seconds above 0"), text
     assert not said(comm)

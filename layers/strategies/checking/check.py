@@ -35,6 +35,7 @@ def check(
     mesh: Mesh | None = None,
     data: Sequence[str] | None = None,
     tolerance: float | None = None,
+    exact: bool = False,
 ) -> float:
     """Compare the loss and all gradients of a parallel model with those of its sequential twin, in
     one step. Collective.
@@ -61,6 +62,9 @@ def check(
             `DataParallel` and `fully_shard` in the model.
         tolerance: of differences, relative to the largest gradient of a parameter; by default the
             power 3/4 of the dtype's precision: 1.8e-12 in float64.
+        exact: every number must be the twin's, to the last bit. Without `step`, model and twin make
+            a step of `VirtualShards`, and losses are terms of a sum. The twin of a tensor-parallel
+            net of shards is the same net over an axis of one worker (docs/exact_sums.md).
 
     Returns:
         The largest relative difference of a gradient, on any worker: 0 if all are equal.
@@ -73,7 +77,9 @@ def check(
     backend = mesh.backend if isinstance(mesh, Mesh) else program_backend()
     agreement = agreement_of(backend)
     what = "linop.strategies.check"
-    made = partial(Comparison, model, twin, batch, loss, step, mesh)
+    if exact and (mine is not None or tolerance is not None):
+        raise ArgumentError("check: exact=True has no tolerance=, and takes no mine=")
+    made = partial(Comparison, model, twin, batch, loss, step, mesh, exact)
     one = agreement.each(made, "check", f"call {what}")
     _agree(agreement.gather_objects(one.said, f"call {what}"))
     axes = [] if mesh is None else [mesh[name] for name in mesh.names]
@@ -83,7 +89,7 @@ def check(
     said = agreement.gather_objects((found, one.place), f"compare gradients, {what}")
     if tolerance is None:
         tolerance = torch.finfo(one.dtype).eps ** 0.75
-    everyone = _everyone(said, tolerance)
+    everyone = _everyone(said, tolerance, exact)
     faults = [*_losses([found.losses for found, _ in said], everyone), *everyone.faults()]
     if faults:
         raise GradientError("check: " + "; ".join(faults))
@@ -119,7 +125,9 @@ def _agree(said: Sequence[Said]) -> None:
         )
 
 
-def _everyone(said: Sequence[tuple[Found, Place]], tolerance: float) -> Everyone:
+def _everyone(
+    said: Sequence[tuple[Found, Place]], tolerance: float, exact: bool = False
+) -> Everyone:
     axes: dict[str, int] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = {}
     for _, place in said:
@@ -131,29 +139,34 @@ def _everyone(said: Sequence[tuple[Found, Place]], tolerance: float) -> Everyone
         for name, finding in one.findings.items():
             found.setdefault(name, {})[worker] = finding
     places = [place.words(worker) for worker, (_, place) in enumerate(said)]
-    return Everyone(axes, {n: [*g] for n, g in groups.items()}, places, tolerance, found)
+    by_name = {name: [*group] for name, group in groups.items()}
+    return Everyone(axes, by_name, places, tolerance, found, exact)
 
 
 def _losses(said: Sequence[Losses], everyone: Everyone) -> list[str]:
     """Sentence of a loss that is not the twin's: the sum over different rows."""
     first: dict[tuple[int, ...], tuple[int, float]] = {}
     level = 10 * everyone.tolerance
+    near = 0.0 if everyone.exact else level
     for worker, one in enumerate(said):
         if one.own is None:
             continue
         other, value = first.setdefault(one.rows, (worker, one.own))
-        if not isclose(value, one.own, rel_tol=level):
+        if not isclose(value, one.own, rel_tol=near):
+            digits = everyone.digits
             return [
-                f"the loss is {one.own:.9g} on {everyone.places[worker]}, and {value:.9g} on "
+                f"the loss is {one.own:.{digits + 3}g} on {everyone.places[worker]}, and "
+                f"{value:.{digits + 3}g} on "
                 f"{everyone.places[other]}, of the same rows"
             ]
     wanted = said[0].twins
     if not first or wanted is None:
         return []
     total = sum(value for _, value in first.values())
-    if isclose(total, wanted, rel_tol=level, abs_tol=level):
+    if isclose(total, wanted, rel_tol=near, abs_tol=near):
         return []
-    if wanted and len(said) > 1:
+    if wanted and len(said) > 1 and not isclose(total, wanted, rel_tol=level, abs_tol=level):
         why = multiple(total / wanted, everyone.axes, level)
         return [f"the loss is {why}"]
-    return [f"the loss is {total:.9g}, the twin's {wanted:.9g}"]
+    digits = everyone.digits + 3
+    return [f"the loss is {total:.{digits}g}, the twin's {wanted:.{digits}g}"]

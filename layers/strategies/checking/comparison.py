@@ -26,6 +26,7 @@ from linop.strategies.checking.counterparts import (
 )
 from linop.strategies.checking.diagnosis import Finding
 from linop.strategies.data.replicas import SERVER
+from linop.strategies.data.virtual_shards import VirtualShards
 from linop.strategies.mesh import Axis, Mesh
 from linop.strategies.pipelines.pipeline import Pipeline
 
@@ -74,7 +75,14 @@ class Comparison:
     """One worker's side of `check`."""
 
     def __init__(
-        self, model: Any, twin: Any, batch: Any, loss: Loss | None, step: Step | None, mesh: Any
+        self,
+        model: Any,
+        twin: Any,
+        batch: Any,
+        loss: Loss | None,
+        step: Step | None,
+        mesh: Any,
+        exact: bool = False,
     ) -> None:
         if not checked(model):
             raise ArgumentError(f"a module or a Pipeline expected, given {model!r}")
@@ -84,12 +92,15 @@ class Comparison:
             raise ArgumentError("a Pipeline without optimizer expected, whose gradients stay")
         if mesh is not None and not isinstance(mesh, Mesh):
             raise ArgumentError(f"mesh: a linop.strategies.Mesh expected, given {mesh!r}")
+        if exact and step is None and isinstance(model, Pipeline):
+            raise ArgumentError("exact=True of a Pipeline: step= expected, a step of equal shapes")
         self.model, self.loss, self.step = model, loss, step
+        self._in_shards = exact and step is None
         self.twin = copy.deepcopy(twin)  # threads may share it
         self.batch = _tensors(batch, "batch")
         self.pairs = counterparts(model)
         self.wholes = dict(self.twin.named_parameters(remove_duplicate=False))
-        options = {"loss": loss, "step": step, "mesh": mesh}
+        options = {"loss": loss, "step": step, "mesh": mesh, "exact": exact or None}
         given = [name for name, one in options.items() if one is not None]
         names = [p.name for p in self.pairs], [*self.wholes]
         self.said = Said(*names, [*map(digest, self.batch)], given)
@@ -115,6 +126,13 @@ class Comparison:
         _check_places(every, backend)
         self.place = Place({a.name: (a.workers, a.index) for a in every if a.size > 1})
         self.rows = tuple(axis.index for axis in along)
+        if self._in_shards:
+            if len(along) > 1:
+                names = ", ".join(axis.name for axis in along)
+                raise ArgumentError(
+                    f"exact=True: rows of one axis expected, given {names}: give step="
+                )
+            self._axis, self.rows = (along[0] if along else None), ()  # all have the whole loss
         self.mine = self._cut(along) if mine is None else _tensors(mine, "mine")
 
     def _cut(self, along: Sequence[Axis]) -> list[Tensor]:
@@ -132,13 +150,35 @@ class Comparison:
         for one in self.pairs:
             one.parameter.grad = None
         self.twin.zero_grad(set_to_none=True)
-        own = self._stepped(self.model, self.mine)
-        twins = self._stepped(self.twin, self.batch)
+        if self._in_shards:
+            own, twins = (
+                self._step_of_shards(net, axis)
+                for net, axis in ((self.model, self._axis), (self.twin, None))
+            )
+        else:
+            own = self._stepped(self.model, self.mine)
+            twins = self._stepped(self.twin, self.batch)
         scale = max((_largest(p.grad) for p in self.wholes.values()), default=0.0)
         findings = {one.name: self._finding(one, scale) for one in self.pairs if _counts(one)}
         for one in self.pairs:
             one.parameter.grad = None
         return Found(findings, Losses(own, self.rows, twins))
+
+    def _step_of_shards(self, net: Any, axis: Axis | None) -> float:
+        """The whole loss of a step of virtual shards; of one for all rows, if none are cut."""
+        shards = VirtualShards(axis) if self._axis is not None else VirtualShards(None, 1)
+        return float(shards.step(net, self._loss_of, *self.batch))
+
+    def _loss_of(self, net: Any, *batch: Tensor) -> Tensor:
+        loss = self.model._loss if isinstance(self.model, Pipeline) else self.loss
+        if loss is None:
+            value = net(*batch)
+        else:
+            *inputs, target = batch
+            value = loss(net(*inputs), target)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise ArgumentError(f"a loss with one element expected, given {value!r}")
+        return value
 
     def _stepped(self, net: Any, batch: Sequence[Tensor]) -> float | None:
         if self.step is not None:
@@ -146,14 +186,7 @@ class Comparison:
         elif isinstance(net, Pipeline):
             value = _pipelined(net, batch)
         else:
-            loss = self.model._loss if isinstance(self.model, Pipeline) else self.loss
-            if loss is None:
-                value = net(*batch)
-            else:
-                *inputs, target = batch
-                value = loss(net(*inputs), target)
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise ArgumentError(f"a loss with one element expected, given {value!r}")
+            value = self._loss_of(net, *batch)
             value.backward()
         return float(value.detach()) if isinstance(value, torch.Tensor) else value
 

@@ -63,6 +63,13 @@ class Everyone:
     """By worker: its number, and its coordinates."""
     tolerance: float
     found: Mapping[str, Mapping[int, Finding]] = field(default_factory=dict)
+    exact: bool = False
+    """True if any difference is a fault; the tolerance then tells which one."""
+
+    @property
+    def digits(self) -> int:
+        """Of numbers that differ: all of them, if these are of the last bits."""
+        return 17 if self.exact else 6
 
     def largest(self) -> float:
         """The largest relative difference."""
@@ -72,8 +79,9 @@ class Everyone:
     def faults(self) -> Iterator[str]:
         """Sentences, of parameters with the same fault one."""
         said: dict[str, list[str]] = {}
+        limit = 0.0 if self.exact else self.tolerance
         for name, each in self.found.items():
-            off = {w: f for w, f in each.items() if not f.difference <= self.tolerance}
+            off = {w: f for w, f in each.items() if not f.difference <= limit}
             if off:
                 said.setdefault(self._fault(each, off), []).append(name)
         for fault, names in said.items():
@@ -123,7 +131,8 @@ class Everyone:
         one = off[worker]
         return (
             f" differ by up to {one.difference:.2e} of the largest, at {one.at} on "
-            f"{self.places[worker]}: {one.pair[0]:.6g}, the twin's {one.pair[1]:.6g}"
+            f"{self.places[worker]}: {one.pair[0]:.{self.digits}g}, the twin's "
+            f"{one.pair[1]:.{self.digits}g}"
         )
 
     def _on(self, off: Mapping[int, Finding]) -> str:

@@ -94,6 +94,7 @@ class DataParallel(torch.nn.Module):
         here = self.backend.worker or 0
         self.axis = axis or Axis("dp", tuple(range(self.workers)), here, self.backend)
         group = Partition((self.workers,))
+        self._algorithm = algorithm
 
         def operator(size: int, dtype: Any) -> LinearOperator:
             total = summation(size, dtype, group, algorithm, server)

@@ -18,6 +18,7 @@ from linop.spaces.region import integer
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
 from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.pieces import check_even, cut, pieces_of
 
 _REDUCTIONS = "mean", "sum", "none"
 
@@ -34,6 +35,8 @@ class CrossEntropyLoss(ParallelLayer):
     Args:
         axis: ``mesh["tp"]``.
         ignore_index, reduction, label_smoothing: as in torch.
+        shards: classes are taken in so many parts, on any number of workers, as of
+            `parallelize_module`; None: each worker's as one.
 
     The target, int64, has the shape of the logits without dimension 1, and is the same on all
     workers. The loss is replicated: every worker has it, and calls ``loss.backward()``. Under
@@ -55,12 +58,14 @@ class CrossEntropyLoss(ParallelLayer):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        shards: int | None = None,
     ) -> None:
         super().__init__(
             expect("CrossEntropyLoss: axis", axis, MeshAxis), [1, REPLICATED], REPLICATED
         )
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing = label_smoothing
+        self.pieces = pieces_of(shards, axis, self._name)
         doing = f"construct {self._name}"
         _, said = self._agreement.together(lambda: (None, self._options()), self._name, doing)
         compare_arguments(self._name, said)
@@ -75,7 +80,7 @@ class CrossEntropyLoss(ParallelLayer):
         smoothing = self.label_smoothing
         if not isinstance(smoothing, Real) or not 0 <= smoothing <= 1:
             raise ArgumentError(f"label_smoothing={smoothing!r}; from 0 to 1 expected")
-        names = "ignore_index", "reduction", "label_smoothing"
+        names = "ignore_index", "reduction", "label_smoothing", "pieces"
         return {name: repr(getattr(self, name)) for name in names}
 
     def axes(self, number: int, ndim: int) -> list[Axis]:
@@ -93,25 +98,38 @@ class CrossEntropyLoss(ParallelLayer):
             )
         if T.dtype != np.int64:
             raise DTypeError(f"{self._name}: a target of {T.dtype}; int64 expected: use .long()")
-        dtype, count = torch_dtype(wide(self, X)), 4
-        each = TensorSpace(
-            (len(X.regions), count, *shape), X.partition, numpy_dtype(dtype), [0], "terms"
-        )
+        dtype, count, many = torch_dtype(wide(self, X)), 4, max(1, self.pieces)
+        sizes = [b - a for a, b in X.bounds[1]]
+        if self.pieces:
+            check_even(self._name, "classes", sizes, many)
+        blocks = many * len(X.regions)
+        each = TensorSpace((blocks, count, *shape), X.partition, numpy_dtype(dtype), [0], "terms")
         _, gather = self.converted(each, REPLICATED)
         where, classes = X.slices(self.worker)[1], X.global_shape[1]
-        widths = torch.tensor([b - a for a, b in X.bounds[1]]).view(-1, *[1] * len(shape))
+        widths = torch.tensor([size // many for size in sizes for _ in range(many)]).view(
+            -1, *[1] * len(shape)
+        )
+
+        def own(x: Tensor, t: Tensor) -> Tensor:
+            if not self.pieces:
+                return _terms(x, t, where)[None]
+            parts, width = cut(x, many, 1), x.shape[1] // many
+            starts = range(where.start, where.stop, width)
+            return torch.stack(
+                [_terms(p, t, slice(k, k + width)) for p, k in zip(parts, starts, strict=True)]
+            )
 
         def loss(x: Tensor, t: Tensor) -> Tensor:
             counts = self._counts(t, classes)
-            top, sums, right, every = gather(_terms(x.to(dtype), t, where)[None]).unbind(1)
+            top, sums, right, every = gather(own(x.to(dtype), t)).unbind(1)
             top = top.detach()
             # All beside the largest logit: logits that are far from 0 lose no digits.
             most = top.amax(0)
             logarithm = (sums * (top - most).exp()).sum(0).log()
             terms = logarithm - (right.sum(0) - most)
             if self.label_smoothing:
-                blocks = widths.to(x.device)
-                beside = torch.where(blocks > 0, every + blocks * (top - most), 0)
+                here = widths.to(x.device)
+                beside = torch.where(here > 0, every + here * (top - most), 0)
                 rest = logarithm - beside.sum(0) / classes
                 terms = (1 - self.label_smoothing) * terms + self.label_smoothing * rest
             terms = torch.where(counts, terms, 0)

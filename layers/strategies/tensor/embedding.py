@@ -35,6 +35,7 @@ class ParallelEmbedding(ParallelLayer):
     """
 
     floating = False
+    in_pieces = True  # a row is one worker's, and the others add zeros
     weight: Tensor
 
     def __init__(

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from linop.backends import use
 from linop.backends.autograd.recompute import is_replaying
-from linop.errors import LinopError, PartitionError, name_layer
+from linop.errors import ArgumentError, LinopError, PartitionError, name_layer
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.agreement.metadata import call_metadata
 from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Bound, Function, Layer
 from linop.layers.parameters.weights import hold
-from linop.spaces.decomposition import Axis
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
@@ -40,6 +40,12 @@ class ParallelLayer(Layer):
         output: layout of the output.
     """
 
+    pieces = 0
+    """Number of virtual workers that each worker computes as (`linop.strategies.tensor.pieces`); 0:
+    its work is not cut."""
+    in_pieces = False
+    """True if it can be cut, or computes the same bits on any number of workers."""
+
     def __init__(self, axis: MeshAxis, inputs: Sequence[Layout], output: Layout) -> None:
         with use(axis.backend):
             super().__init__([axis.partition] * len(inputs), axis.partition)
@@ -53,6 +59,27 @@ class ParallelLayer(Layer):
 
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
         return [_in_range(self._name, self.output_layout, ndim)]
+
+    def cut_into(self, pieces: int) -> None:
+        """Compute as so many virtual workers. Before the first call.
+
+        Raises:
+            ArgumentError: it cannot be.
+        """
+        if COPIES in self.layouts or self.output_layout is COPIES:
+            raise ArgumentError(
+                f"{self._name}: from {in_words(self.layouts[0])} to "
+                f"{in_words(self.output_layout)}. Gradients of what several modules use are added "
+                f"before they are summed over workers, in another order than over shards: let each "
+                f"module have an input that is split, as by ColwiseParallel(1), without "
+                f"PrepareModuleInput"
+            )
+        if not self.in_pieces:
+            raise ArgumentError(
+                f"{self._name}: a module of this kind is not cut into shards; docs/exact_sums.md "
+                f"lists those that are"
+            )
+        self.pieces = pieces
 
     def converted(
         self,
@@ -178,6 +205,7 @@ class Redistribute(ParallelLayer):
     """
 
     floating = False
+    in_pieces = True
 
     def __init__(
         self, axis: MeshAxis, source: Layout, target: Layout, heads: int | None = None

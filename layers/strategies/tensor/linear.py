@@ -22,6 +22,7 @@ from linop.strategies.mesh import Axis
 from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.packed import in_parts
+from linop.strategies.tensor.pieces import check_even, copies, cut, joined, summed
 
 
 def is_conv1d(module: Any) -> bool:
@@ -62,6 +63,14 @@ class _Linear(ParallelLayer):
         self.sizes, self.transposed = tuple(sizes), is_conv1d(whole)
         self.outputs, self.inputs_of = (1, 0) if self.transposed else (0, 1)
         self.packings: dict[str, Packing] = {}
+
+    @property
+    def in_pieces(self) -> bool:  # type: ignore[override]
+        return not (self.transposed or getattr(self, "parts", ()))
+
+    def cut_into(self, pieces: int) -> None:
+        super().cut_into(pieces)
+        check_even(self._name, "features", self.sizes, pieces)
 
     def _products(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight = weight.T if self.transposed else weight
@@ -111,10 +120,19 @@ class ColwiseLinear(_Linear):
         Y, laid_out = self.converted(products, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
-            y = laid_out(self._products(spread(x), self.weight, self.bias))
+            y = laid_out(self._features(spread(x)))
             return in_parts(y, self.parts, self.axis.index) if self.parts else y
 
         return laid_out_as(Y, affine)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """This worker's features of the output."""
+        many, bias = self.pieces, self.bias
+        if not many:
+            return self._products(x, self.weight, bias)
+        biases = [None] * many if bias is None else cut(bias, many, 0)
+        every = zip(copies(x, many), cut(self.weight, many, 0), biases, strict=True)
+        return joined([self._products(*one) for one in every], -1)
 
 
 class SharedColwiseLinear(_Linear):
@@ -124,6 +142,8 @@ class SharedColwiseLinear(_Linear):
     along the second, and used by way of E: nothing moves, and the gradient is all-reduced among the
     workers that share, bias and weight in one message.
     """
+
+    in_pieces = False
 
     def __init__(
         self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
@@ -171,11 +191,20 @@ class RowwiseLinear(_Linear):
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         shape, last = self._shape_of_products(X), X.ndim - 1
-        _, cut = self.converted(X, last, self.sizes, of=0)
+        _, own = self.converted(X, last, self.sizes, of=0)
         terms = TensorSpace(shape, X.partition, X.dtype, [COPIES], X.name)
-        Y, summed = self.converted(terms, self.output_layout)
+        Y, laid_out = self.converted(terms, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
-            return summed(self._products(cut(x), self.weight, self.bias))
+            return laid_out(self._term(own(x)))
 
         return laid_out_as(Y, affine)
+
+    def _term(self, x: Tensor) -> Tensor:
+        """This worker's term of the output."""
+        many = self.pieces
+        if not many:
+            return self._products(x, self.weight, self.bias)
+        biases = [self.bias, *[None] * (many - 1)]
+        every = zip(cut(x, many, -1), cut(self.weight, many, 1), biases, strict=True)
+        return summed([self._products(*one) for one in every])

@@ -24,6 +24,7 @@ from linop.strategies.tensor.conversions import parallel_layers
 from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, layout_of
 from linop.strategies.tensor.low_rank import has_low_rank, styles_of_parts
+from linop.strategies.tensor.pieces import pieces_of
 from linop.strategies.tensor.style import Style
 from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel, check_groups
 
@@ -38,6 +39,7 @@ def parallelize_module(
     *,
     inputs: Any = REPLICATED,
     example: Any = None,
+    shards: int | None = None,
 ) -> Module:
     """Make a sequential module parallel over an axis of a mesh. Collective among its workers.
 
@@ -55,6 +57,11 @@ def parallelize_module(
         inputs: layout of the module's own inputs.
         example: an input of the module, or a tuple of all inputs; with it the module is run once,
             so that errors of the plan are raised here.
+        shards: a power of two: parallel modules compute in so many parts of one size, whatever the
+            number of workers, which divides it, and sums are in a binary tree over these. With
+            ``sums="tree"`` the net has the same bits on any such number of workers, if each tensor
+            of layout COPIES goes into one parallel module (docs/exact_sums.md). None: one part a
+            worker.
 
     Returns:
         The module; its replacement, if `plan` is one style.
@@ -67,7 +74,7 @@ def parallelize_module(
             BackendError: workers have different modules, or other arguments. All on every worker,
             also where one alone has such an argument.
     """
-    axis = expect("parallelize_module: axis", axis, Axis)
+    axis, what = expect("parallelize_module: axis", axis, Axis), "parallelize_module"
 
     def checked() -> tuple[tuple[Layout, dict[str, Style]], _Said]:
         layout = layout_of(inputs, "inputs")
@@ -76,14 +83,17 @@ def parallelize_module(
             style.check(module.get_submodule(name), axis, name)
             _check_hooks(module.get_submodule(name), style, name)
         check_groups(styles, axis)
-        given = {"inputs": repr(layout), "example": _kinds(example)}
+        given = {"inputs": repr(layout), "example": _kinds(example), "shards": repr(shards)}
+        pieces_of(shards, axis, what)
         return (layout, styles), {**_description(module, styles), "argument": given}
 
-    agreement, what = agreement_of(axis.backend), "parallelize_module"
+    agreement = agreement_of(axis.backend)
     (inputs, styles), said = agreement.together(checked, what, f"call {what}")
     _compare(axis, said)
     with use(axis.backend), _all_or_nothing(module):
         module = _replaced(module, axis, styles)
+        if pieces := pieces_of(shards, axis, what):
+            _cut(module, pieces)
         check_chains(module, inputs)
         calls = Calls(module, axis, inputs)
         for layer in parallel_layers(module):
@@ -183,6 +193,16 @@ def _description(module: Module, styles: Mapping[str, Style]) -> _Said:
     }
     plan = {name: repr(style) for name, style in styles.items()}
     return {"plan": plan, "module": {**tensors, **modules}}
+
+
+def _cut(module: Module, pieces: int) -> None:
+    """Let parallel modules compute in pieces.
+
+    Raises:
+        ArgumentError: one cannot.
+    """
+    for layer in parallel_layers(module):
+        layer.cut_into(pieces)
 
 
 def _kinds(example: Any) -> str:

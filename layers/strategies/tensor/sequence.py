@@ -14,6 +14,7 @@ from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
+from linop.strategies.tensor import pieces
 from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout, between
 
@@ -33,6 +34,8 @@ class SequenceNorm(ParallelLayer):
     Raises:
         PartitionError: from a call, the split dimension is one of those that are normalised.
     """
+
+    in_pieces = True
 
     def __init__(self, axis: Axis, whole: Any, dim: int, input: Layout, output: Layout) -> None:
         super().__init__(axis, [input], output)
@@ -55,13 +58,29 @@ class SequenceNorm(ParallelLayer):
         parameters = self._parameters_by_E(names) if names else list
 
         def normalise(x: Tensor) -> Tensor:
-            x, shape = cut(x), self.normalized_shape
+            x = cut(x)
             weight, bias = _two(parameters())
-            if self._layer_norm:
-                return laid_out(torch.nn.functional.layer_norm(x, shape, weight, bias, self.eps))
-            return laid_out(torch.nn.functional.rms_norm(x, shape, weight, self.eps))
+            if not self.pieces:
+                return laid_out(self._normalised(x, weight, bias))
+            self._check_even(Y, dim)
+            every = [pieces.cut(x, self.pieces, dim)]
+            for p in weight, bias:
+                same = [None] * self.pieces if p is None else pieces.copies(p, self.pieces)
+                every.append(same)  # type: ignore[arg-type]
+            parts = [self._normalised(*one) for one in zip(*every, strict=True)]
+            return laid_out(pieces.joined(parts, dim))
 
         return laid_out_as(Z, normalise)
+
+    def _normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        shape, eps = self.normalized_shape, self.eps
+        if self._layer_norm:
+            return torch.nn.functional.layer_norm(x, shape, weight, bias, eps)
+        return torch.nn.functional.rms_norm(x, shape, weight, eps)
+
+    def _check_even(self, Y: TensorSpace, dim: int) -> None:
+        sizes = [b - a for a, b in Y.bounds[dim]]
+        pieces.check_even(self._name, f"elements of dimension {dim}", sizes, self.pieces)
 
     def _parameters_by_E(self, names: Sequence[str]) -> Any:
         """Function that gives the parameters as independent copies, whose gradients are summed."""
@@ -83,6 +102,7 @@ class Pointwise(ParallelLayer):
     """
 
     floating = False
+    in_pieces = True
 
     def __init__(self, axis: Axis, module: Any, dim: int, input: Layout, output: Layout) -> None:
         super().__init__(axis, [input], output)
