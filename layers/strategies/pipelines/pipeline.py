@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,9 +37,9 @@ from linop.strategies.pipelines.construction import (
 from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.means import Losses
-from linop.strategies.pipelines.model.checkpoints import Checkpoints
 from linop.strategies.pipelines.model.gradient_norm import GradientNorm
-from linop.strategies.pipelines.model.stage_states import check, gathered, load, own
+from linop.strategies.pipelines.model.stage_states import own
+from linop.strategies.pipelines.model.stored import Stored
 from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared
 from linop.strategies.pipelines.model.updates import Updates
 from linop.strategies.pipelines.side_by_side import SideBySide
@@ -77,7 +75,7 @@ class _Batch(NamedTuple):
     """This worker's actions."""
 
 
-class Pipeline:
+class Pipeline(Stored):
     """Training of a chain of modules, or of any directed acyclic graph of them, over several
     workers. Collective: all workers of the backend construct it, and call its methods, in the same
     order.
@@ -375,21 +373,6 @@ class Pipeline:
                 return None
             return joined([y for _, y in sorted(step.outputs.items())], batch.sizes)
 
-    def parameters(self) -> Iterator[Tensor]:
-        """This worker's parameters."""
-        for module in self.stages.values():
-            yield from module.parameters()
-
-    def train(self, mode: bool = True) -> Pipeline:
-        """Set the mode of this worker's modules."""
-        for module in self.stages.values():
-            module.train(mode)
-        return self
-
-    def eval(self) -> Pipeline:
-        """As ``train(False)``."""
-        return self.train(False)
-
     def clip_grad_norm_(self, max_norm: float) -> Tensor | None:
         """Clip the gradients of all stages by their norm, as `torch.nn.utils.clip_grad_norm_` does
         those of the whole model; return the norm. Collective.
@@ -404,61 +387,6 @@ class Pipeline:
                 raise BackendError(f"Pipeline: max_norm {said} given by the workers; one expected")
         self._norm = self._norm or self._gradient_norm()
         return self._norm.clip(max_norm) if self._plan.mine else None
-
-    def state_dict(self) -> OrderedDict[str, Tensor]:
-        """The state of the sequential model, on every worker, in new tensors. Collective. Its keys
-        are those of the module that `linop.strategies.split` cut, or of a Sequential of the stages.
-
-        Raises:
-            ArgumentError: a value is no tensor. BackendError: workers of a stage differ in what
-                each holds whole. On every worker.
-        """
-        with self._across.agreed("state_dict"):
-            pass
-        return gathered(self.backend, self._agreement, self._own)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state of the sequential model, which every worker has. Collective.
-
-        Raises:
-            ArgumentError, ShapeError: names or shapes differ; on every worker, and nothing is
-                loaded.
-        """
-        with self._across.agreed("load_state_dict"):
-            check(self._agreement, self._own, state)
-        load(self._agreement, self._own, state)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the state of the sequential model, and of its optimizer if there is one, in a file
-        that `linop.layers.load` and pipelines on other workers load. Collective.
-
-        Raises:
-            LinopError: the file cannot be written, or the optimizer keeps what could not be loaded;
-                on every worker. An earlier file stays.
-        """
-        self._checkpoints().save(path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Load what `save`, or `linop.layers.save` of the sequential model, has saved; worker 0
-        reads the file. Collective.
-
-        Raises:
-            ArgumentError, ShapeError: it is not this model's, or has no optimizer's state.
-                BackendError: it cannot be read, or is damaged. On every worker, and nothing is
-                loaded.
-        """
-        self._checkpoints().load(path)
-
-    def _checkpoints(self) -> Checkpoints:
-        copies = {key: group[0] for group in self._ties for key in group[1:]}
-        return Checkpoints(
-            self.backend, self._agreement, self._own, self.optimizer, copies, self._across
-        )
-
-    def zero_grad(self) -> None:
-        """Forget this worker's gradients."""
-        for p in self.parameters():
-            p.grad = None
 
     # Steps
 
