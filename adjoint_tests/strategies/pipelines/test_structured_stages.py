@@ -12,7 +12,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.requirements import needs_mpi
@@ -40,6 +40,7 @@ def chains(draw: Any) -> Chain:
     )
 
 
+@settings(max_examples=8)
 @given(chain=chains())
 def test_drawn_structures_on_threads(chain: Chain) -> None:
     on_threads(chain.workers, is_one_process, chain)
