@@ -7,13 +7,14 @@ its own, which is copied and pickled with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.utils.checkpoint import checkpoint as _torch_s
 
@@ -21,6 +22,7 @@ from linop.errors import ArgumentError
 from linop.strategies.data.unit import Unit
 from linop.strategies.memory.chain import contexts
 from linop.strategies.memory.window import Series, Window
+from linop.strategies.pipelines.stages.stateless import reading
 
 
 class Members(torch.nn.ModuleList):
@@ -105,14 +107,28 @@ class _Saving:
                     f"in the model's configuration"
                 )
 
+        before = dict(self._module.named_parameters())
+
         def call(*every: Any) -> Any:
             count = len(inputs)
-            return plain(*every[:count], **dict(zip(named, every[count:], strict=True)))
+            with _reading(self._module, before):
+                return plain(*every[:count], **dict(zip(named, every[count:], strict=True)))
 
         # By position, torch keeps tensors as autograd does: they can be moved.
         every = *inputs, *named.values()
         about = partial(contexts, [self._module])
         return _torch_s(call, *every, use_reentrant=False, context_fn=about)
+
+
+def _reading(module: Module, before: Mapping[str, Tensor]) -> AbstractContextManager[Any]:
+    """Context in which a module has the parameters of its forward, if these were others than its
+    own, as in `torch.func.functional_call`. Those that `fully_shard` gathers are its own."""
+    others = {}
+    for name, p in module.named_parameters():
+        was = before.get(name, p)
+        if was is not p and isinstance(p, torch.nn.Parameter) and was.shape == p.shape:
+            others[name] = was
+    return reading(module, others) if others else nullcontext()
 
 
 def members(net: torch.nn.ModuleList, name: str) -> Members:
