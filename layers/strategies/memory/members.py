@@ -59,10 +59,14 @@ class Members(torch.nn.ModuleList):
             saving.series, saving.number = series, number
 
     def _savings(self) -> list[_Saving]:
+        found = []
         for module in self:
-            if not isinstance(vars(module).get("forward"), _Saving):
-                module.forward = _Saving(module)
-        return [module.forward for module in self]
+            saving = vars(module).get("forward")
+            if not isinstance(saving, _Saving):
+                saving = _Saving(module)
+                module.forward = saving  # type: ignore[method-assign]
+            found.append(saving)
+        return found
 
     def extra_repr(self) -> str:
         again = any(saving.again for saving in self._savings())

@@ -77,9 +77,10 @@ def dims_checked(given: Any) -> tuple[tuple[int | str, int | None], ...]:
         return ()
     try:
         found = tuple((key, None if d is None else index(d)) for key, d in given.items())
+        wrong = not all(isinstance(key, str | int) for key, _ in found)
     except Exception:  # of whatever the user gives
-        found = ((None, None),)  # type: ignore[assignment]
-    if not all(isinstance(key, str | int) for key, _ in found):
+        found, wrong = (), True
+    if wrong:
         raise ArgumentError(
             f"batch_dims: a dict expected, from places or names of inputs to the batch's dimension "
             f"of their tensors, or to None for what is the same for all micro-batches; given "

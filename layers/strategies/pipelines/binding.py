@@ -410,7 +410,7 @@ class Tracer:
         if number:
             metas = [m if m is None else (torch.Size((1,)), *m[1:]) for m in metas]
         space = space_of(name, grid, metas, lambda _: range(grid.ndim), self._arrays)
-        return Moved(space, *dtypes, number)
+        return Moved(space, next(iter(dtypes)), number)
 
 
 def located(error: Exception, where: str) -> LinopError:

@@ -227,7 +227,7 @@ def _take_inputs(
         else:
             with first.graph.inserting_before(before):
                 own[name] = first.graph.placeholder(name)
-    passed = []
+    passed: list[Node] = []
     for node in later:
         ports[node] = 0, len(_results(first)) + len(passed)
         passed.append(own[str(node.target)])

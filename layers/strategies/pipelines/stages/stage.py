@@ -107,7 +107,9 @@ class Stage:
         self._outputs = outputs
         one = len(outputs) == 1 and outputs[0] in (0, ALL)
         self._single = {outputs[0]: TENSOR} if one else None
-        """Outputs, if they are one tensor."""
+        """Outputs, if they are one tensor; or several, each by its number."""
+        numbers = bool(outputs) and all(k != ALL and isinstance(k, int) for k in outputs)
+        self._numbered = dict.fromkeys(outputs, TENSOR) if numbers else None
         self.layouts: Mapping[int, Layout] = {}
         """Of micro-batches: those of others have tensors by position."""
         self._recompute = recompute
@@ -271,7 +273,7 @@ class Stage:
 
     def probe(
         self, form: Form | None, inputs: Sequence[Tensor], meet: Callable[[], object]
-    ) -> tuple[dict[Output, Form], dict[Leaf, Tensor]]:
+    ) -> tuple[Mapping[Output, Form], dict[Leaf, Tensor]]:
         """Forms of outputs, and their tensors, for any values, which leaves neither the module's
         buffers nor random numbers changed.
 
@@ -320,6 +322,10 @@ class Stage:
         if type(result) is torch.Tensor and self._single is not None:
             (output,) = self._single
             return self._single, {(output, 0): result}
+        if type(result) is tuple and self._numbered is not None:
+            plain = {(k, 0): x for k, x in enumerate(result) if type(x) is torch.Tensor}
+            if self._numbered.keys() <= {k for k, _ in plain}:
+                return self._numbered, {(k, 0): plain[k, 0] for k in self._numbered}
         forms: dict[Output, Form] = {}
         found: dict[Leaf, Tensor] = {}
         for k in self._outputs:
