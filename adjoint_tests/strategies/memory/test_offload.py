@@ -361,7 +361,9 @@ class Late(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_refused(after: int) -> None:
-    with pytest.raises(ArgumentError, match=r"offload: a torch.nn.Sequential expected, given Lin"):
+    with pytest.raises(
+        ArgumentError, match=r"offload: a torch.nn.Sequential or ModuleList expected, given Lin"
+    ):
         offload(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match=r"prefetch=-1; at least 0 expected"):
         offload(nn.Sequential(), prefetch=-1)

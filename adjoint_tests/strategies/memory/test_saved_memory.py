@@ -231,7 +231,9 @@ def test_refused() -> None:
     y = torch.func.functional_call(net, others, (pair(),))
     with pytest.raises(BackendError, match="f or g has other parameters or buffers than when it"):
         loss(y).backward()
-    with pytest.raises(ArgumentError, match=r"a torch.nn.Sequential expected, given Linear"):
+    with pytest.raises(
+        ArgumentError, match=r"a torch.nn.Sequential or ModuleList expected, given Linear"
+    ):
         checkpoint(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="Turned has a forward of its own"):
         checkpoint(Turned(nn.Identity()))

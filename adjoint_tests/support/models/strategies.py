@@ -221,11 +221,9 @@ def sharded_and_tensor(backend: Backend, case: Case) -> Seen:
 
 def in_stages(case: Case) -> list[Any]:
     """The model in two stages. torch exports in one thread: threads split before they start."""
-    net, one = start(case), batch(case, 0)
-    if one.options:
-        raise Unfit("inputs by name, and Pipeline takes one by position")
+    net, one = start(case), batch(case, 0).rows(0, case.rows)
     point = case.point(dict(net.named_modules()))
-    return strategies.split(net, [point], example=one.arguments[0][: case.rows])
+    return strategies.split(net, [point], one.arguments, **one.options)
 
 
 def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
@@ -254,7 +252,7 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
     for step in range(case.steps):
         pipe.zero_grad()
         rows = part(case, step, replica)
-        value = pipe.step(rows.arguments[0], rows.target)
+        value = pipe.step(rows.arguments, rows.target, **rows.options)
         for stage in own:
             if "dp" in case.mesh:
                 stage.reduce_gradients()

@@ -149,11 +149,15 @@ class Side:
 
     def round(self, kept: bool) -> None:
         """A step, and each cost."""
+        from linop.strategies.pipelines.batches import NOTHING, target_of
+
         self.comm.Barrier()
         step = seconds(lambda: self.pipe.step(self.x, self.target))
         costs: Costs = {}
         self.comm.Barrier()
-        agree = partial(self.pipe._agreed, True, self.x, self.target, None)
+        pipe = self.pipe
+        given, target = pipe._given(self.x, {}), target_of(self.target)
+        agree = partial(pipe._agreed, True, given, target if self.rank else NOTHING, None)
         costs[self.rank, BEGIN] = seconds(agree)
         self._actions(costs)
         self._messages(costs)
@@ -166,11 +170,13 @@ class Side:
         import torch
 
         from linop.strategies.pipelines.execution import Step, resolved
+        from linop.strategies.pipelines.forms import ALL
 
         lane: Any = Here(self.message)
         edge: Any = type("Both", (), {"forward": lane, "back": lane})
         edges = [{(0, 1): [edge]}] * self.count
-        xs, targets = self.x.chunk(self.count), self.target.chunk(self.count)
+        leaves = [{(0, 1): [(ALL, 0)]}] * self.count
+        xs, targets = [[x] for x in self.x.chunk(self.count)], self.target.chunk(self.count)
 
         def update(stage: Any) -> None:
             stage.renew()
@@ -182,7 +188,7 @@ class Side:
         def loss(m: int, y: Any) -> Any:
             return squares(y, targets[m])
 
-        step = Step(self.plan.graph, {self.rank: self.stage}, edges, [], xs, loss, update)
+        step = Step(self.plan.graph, {self.rank: self.stage}, edges, leaves, [], xs, loss, update)
         self.stage.begin()
         self.comm.Barrier()
         with torch.enable_grad():

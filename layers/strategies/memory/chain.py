@@ -19,15 +19,6 @@ from linop.errors import ArgumentError
 from linop.strategies.data.unit import Unit
 from linop.strategies.memory.window import Window
 
-_ELSE = {
-    "checkpoint": "Modules that their owner calls, with arguments of its own, are for "
-    "torch.utils.checkpoint with use_reentrant=False; models of transformers have "
-    "gradient_checkpointing_enable()",
-    "offload": "Of modules that their owner calls, with arguments of its own, "
-    "torch.autograd.graph.save_on_cpu() around the forward moves what autograd keeps",
-}
-"""Advice for modules that are no chain."""
-
 
 class Chain(torch.nn.Sequential):
     """A chain of modules, called group by group.
@@ -93,7 +84,10 @@ def chain(net: Any, name: str) -> Chain:
     """
     if not isinstance(net, torch.nn.Sequential):
         given = type(net).__name__
-        raise ArgumentError(f"{name}: a torch.nn.Sequential expected, given {given}. {_ELSE[name]}")
+        raise ArgumentError(
+            f"{name}: a torch.nn.Sequential or ModuleList expected, given {given}; for one module, "
+            f"however its owner calls it, {name}(torch.nn.ModuleList([module])) changes it"
+        )
     if type(net).forward not in (torch.nn.Sequential.forward, Chain.forward):
         raise ArgumentError(
             f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"
@@ -111,12 +105,12 @@ def chain(net: Any, name: str) -> Chain:
 
 
 def _checkpointed(modules: Sequence[Any], x: Tensor) -> Tensor:
-    contexts = partial(_contexts, modules)
-    y: Tensor = _torch_s(_run, modules, x, use_reentrant=False, context_fn=contexts)
+    about = partial(contexts, modules)
+    y: Tensor = _torch_s(_run, modules, x, use_reentrant=False, context_fn=about)
     return y
 
 
-def _contexts(modules: Sequence[Any]) -> tuple[Any, Any]:
+def contexts(modules: Sequence[Any]) -> tuple[Any, Any]:
     """Contexts of the forward of modules, and of each that is computed again in backward."""
     first, again = checkpoint_context()
     return first, _Again(modules, again)

@@ -1,13 +1,16 @@
 """Checkpoints: of a chain of modules autograd keeps the inputs of groups, and computes the rest
-again."""
+again; of modules in a list the inputs of each."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from linop.errors import ArgumentError
 from linop.spaces.region import integer
 from linop.strategies.memory.chain import chain
+from linop.strategies.memory.members import members
 
 
 def checkpoint(net: Any, *, every: int = 1) -> Any:
@@ -16,16 +19,34 @@ def checkpoint(net: Any, *, every: int = 1) -> Any:
     the first time. Results of linop's operators are kept, and nothing is sent twice; so workers may
     differ in `every`.
 
+    Of a `torch.nn.ModuleList`, whose modules their owner calls, as ``model.layers`` of
+    transformers, each member is computed again, whatever its arguments and results are. Members are
+    changed in place, and stay the same objects: names, classes and hooks are as before, and copies
+    and pickles of them are checkpointed too. Hooks of a member itself run once.
+
     Args:
         net: the chain, a `torch.nn.Sequential`; its modules, and the names in its state, are
-            shared.
-        every: the number of modules in a group.
+            shared. Or a `torch.nn.ModuleList`.
+        every: the number of modules in a group; of a ModuleList 1.
+
+    Returns:
+        The chain; or the list, with the same members.
 
     Raises:
-        ArgumentError: it is no Sequential, or `every` is below 1.
+        ArgumentError: it is neither, or `every` is below 1, or not 1 of a ModuleList; from a
+            member's call: it has a cache of keys and values, which would grow twice.
     """
-    made = chain(net, "checkpoint")
+    listed = isinstance(net, torch.nn.ModuleList)
+    made: Any = members(net, "checkpoint") if listed else chain(net, "checkpoint")
     if integer(every, "checkpoint: every") < 1:
         raise ArgumentError(f"checkpoint: every={every}; at least 1 expected")
-    made.every = every
+    if listed and every != 1:
+        raise ArgumentError(
+            f"checkpoint: every={every} of a ModuleList, whose modules their owner calls one by "
+            f"one; every=1 expected, or a torch.nn.Sequential of the modules"
+        )
+    if listed:
+        made.checkpoint()
+    else:
+        made.every = every
     return made

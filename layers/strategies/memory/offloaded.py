@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from linop.backends.threads.backend import alone
 from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import program_backend
@@ -13,6 +15,7 @@ from linop.strategies.data.fully_shard import fully_shard
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.unit import Unit
 from linop.strategies.memory.chain import chain
+from linop.strategies.memory.members import members
 from linop.strategies.memory.window import Window
 from linop.strategies.mesh import Axis
 
@@ -37,31 +40,39 @@ def offload(
     Of a chain that `checkpoint` made, modules are its groups, and what is moved are their inputs;
     `checkpoint` of a chain that is offloaded is the same. Workers may differ in `prefetch`.
 
+    Of a `torch.nn.ModuleList`, whose modules their owner calls, as ``model.layers`` of
+    transformers, modules are its members in the order of their calls, whatever their arguments and
+    results are: see `checkpoint`.
+
     Args:
         net: the chain, a `torch.nn.Sequential`; its modules, and the names in its state, are
-            shared.
+            shared. Or a `torch.nn.ModuleList`.
         prefetch: the number of modules ahead (of parameters, of those that have some); 0: what
             comes back is waited for.
         activations: move what autograd keeps.
         parameters: have the parameters in host memory.
 
     Returns:
-        The chain. Of activations its `window` counts bytes: ``window.bytes_here``,
-        ``window.bytes_away``; of parameters it does: ``bytes_here``, ``bytes_leaving``.
+        The chain, or the list with the same members. Of activations its `window` counts bytes:
+        ``window.bytes_here``, ``window.bytes_away``; of parameters it does: ``bytes_here``,
+        ``bytes_leaving``.
 
     Raises:
-        ArgumentError: it is no Sequential, `prefetch` is below 0, nothing is to be moved, or
+        ArgumentError: it is neither, `prefetch` is below 0, nothing is to be moved, or
             parameters are sharded or data parallel, or modules share one. BackendError: from
             backward, a saved tensor was changed in place.
     """
-    made = chain(net, "offload")
+    listed = isinstance(net, torch.nn.ModuleList)
+    made: Any = members(net, "offload") if listed else chain(net, "offload")
     if integer(prefetch, "offload: prefetch") < 0:
         raise ArgumentError(f"offload: prefetch={prefetch}; at least 0 expected")
     if not activations and not parameters:
         raise ArgumentError("offload: activations=True or parameters=True expected")
     if parameters:
         made.units = _away(made, prefetch)
-    if activations:
+    if activations and listed:
+        made.save_in(Window(prefetch))
+    elif activations:
         made.window = Window(prefetch)
     return made
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -132,9 +132,8 @@ class Window:
         """A new forward."""
         if self._mover is None:
             self._mover = Mover(program_backend().arrays)
-        state = [*chain.parameters(), *chain.buffers()]
         self._calls += 1
-        return _Call(self, self._calls, {x.untyped_storage()._cdata for x in state})
+        return _Call(self, self._calls, _storages(chain))
 
     def saved(self, x: Tensor, begin: int, end: int) -> Piece:
         """A new piece, inside."""
@@ -167,6 +166,34 @@ class Window:
         self._inside = [weakref.ref(piece) for piece in wanted]
 
 
+class Series:
+    """Modules that their owner calls one after the other: those of ascending numbers are one
+    forward of a chain."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._call: _Call | None = None
+        self._last = -1
+
+    def __reduce__(self) -> Any:  # copies are in no call
+        return Series, (self._window,)
+
+    def saving(self, number: int, module: Any) -> AbstractContextManager[None]:
+        """Context in which the module of this number computes."""
+        if self._call is None or number <= self._last:
+            self._call = self._window.call(module)
+        else:
+            self._call.stay |= _storages(module)
+        self._last = number
+        return self._call.saving(self._call.count)
+
+
+def _storages(module: Any) -> set[int]:
+    """Storages of a module's parameters and buffers."""
+    state = [*module.parameters(), *module.buffers()]
+    return {x.untyped_storage()._cdata for x in state}
+
+
 class _Saved(NamedTuple):
     """Placeholder that torch's graph keeps for a tensor in a piece."""
 
@@ -195,9 +222,14 @@ class _Call:
     """
 
     def __init__(self, window: Window, number: int, stay: set[int]) -> None:
-        self._window, self._number, self._stay = window, number, stay
+        self._window, self._number, self.stay = window, number, stay
         self._modules: list[list[weakref.ref[Piece]]] = []
         self._known: dict[Any, tuple[StorageWeakRef, weakref.ref[Piece]]] = {}
+
+    @property
+    def count(self) -> int:
+        """Modules that have computed, or compute."""
+        return len(self._modules)
 
     @contextmanager
     def saving(self, module: int) -> Iterator[None]:
@@ -219,7 +251,7 @@ class _Call:
 
     def _packed(self, module: int, x: Tensor) -> Any:
         memory = x.untyped_storage() if x.layout is torch.strided else None
-        if memory is None or memory._cdata in self._stay or not x.numel() or not _plain(x):
+        if memory is None or memory._cdata in self.stay or not x.numel() or not _plain(x):
             return x
         begin, end = _extent(x)
         if 2 * (end - begin) > memory.nbytes():

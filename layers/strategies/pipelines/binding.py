@@ -9,7 +9,6 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
@@ -17,8 +16,18 @@ from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreem
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.pipelines.batches import BatchDims, Given, dimensions, named
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
+from linop.strategies.pipelines.forms import (
+    Form,
+    Layout,
+    Leaf,
+    Output,
+    leaves,
+    of_outputs,
+    owners,
+)
 from linop.strategies.pipelines.lanes import Edge, Moved, carrier
 from linop.strategies.pipelines.stages.stage import Stage
 from linop.strategies.pipelines.stages.stage_backends import within
@@ -27,8 +36,12 @@ from linop.strategies.pipelines.stages.stage_backends import within
 class Call(NamedTuple):
     """One worker's call."""
 
-    tensors: tuple[Meta, ...]
-    """Metadata of input and target."""
+    inputs: tuple[Meta, ...]
+    """Metadata of the tensors of the input, and its form."""
+    form: Form | None
+    targets: tuple[Meta, ...]
+    wrong: str
+    """Reason why the input or the target cannot be taken; empty if they can."""
     trains: bool
     """True for a step."""
     autocast: str
@@ -47,7 +60,8 @@ class Call(NamedTuple):
     @classmethod
     def of(
         cls,
-        tensors: tuple[Meta, ...],
+        given: Given,
+        target: Given,
         trains: bool,
         device: str,
         stages: Iterable[Stage],
@@ -58,6 +72,7 @@ class Call(NamedTuple):
         """This worker's call, with torch's modes as they are.
 
         Args:
+            given: arguments of the first stage, and the target; `NOTHING` on other workers.
             device: that of autocast.
             stages: of this worker.
             sizes: as the user gives them.
@@ -65,7 +80,21 @@ class Call(NamedTuple):
         cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
         modes = tuple(stage.modes for stage in stages)
         enabled = not trains or torch.is_grad_enabled()
-        return cls(tensors, trains, cast, modes, enabled, _numbers(sizes), pipeline, broken)
+        wrong = given.wrong or target.wrong
+        metas = [call_metadata(one.tensors, trains, ()).tensors for one in (given, target)]
+        return cls(
+            metas[0],
+            given.form,
+            metas[1],
+            wrong,
+            trains,
+            cast,
+            modes,
+            enabled,
+            _numbers(sizes),
+            pipeline,
+            broken,
+        )
 
 
 def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
@@ -76,8 +105,33 @@ def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
         return repr(sizes)
 
 
+class Sent(NamedTuple):
+    """An output of a stage."""
+
+    form: Form
+    tensors: Sequence[Moved]
+
+
+class Traced(NamedTuple):
+    """All that is known of micro-batches of one size.
+
+    Attributes:
+        edges: compiled, between workers: one for each tensor that goes along them.
+        leaves: tensors that go along each edge of the graph.
+        layouts: by stage.
+    """
+
+    edges: Mapping[Pair, Sequence[Edge]]
+    leaves: Mapping[Pair, Sequence[Leaf]]
+    layouts: Mapping[int, Layout]
+
+
 class Tracing:
-    """State shared by calls of a pipeline: the compiled edges by sizes of micro-batches."""
+    """State shared by calls of a pipeline: what is known of micro-batches, by size.
+
+    Args:
+        dims: dimensions of the batch, as the user gives them.
+    """
 
     def __init__(
         self,
@@ -86,12 +140,14 @@ class Tracing:
         parts: Mapping[int, Backend],
         agreement: InputAgreement,
         most: int,
+        dims: BatchDims,
     ) -> None:
         self.plan = plan
         self.backend = backend
         self.parts = parts
         self.agreement = agreement
-        self.edges = Cache[Mapping[Pair, Sequence[Edge]]](most)
+        self.dims = dims
+        self.known = Cache[Traced](most)
 
 
 class Tracer:
@@ -123,6 +179,7 @@ class Tracer:
             ("step on some, and evaluation", [call.trains for call in calls]),
             ("other autocast", [call.autocast for call in calls]),
             ("other sizes", [call.sizes for call in calls]),
+            ("other inputs", self._forms()),
         ):
             off = [w for w, one in enumerate(each) if one != each[0]]
             if off:
@@ -133,9 +190,21 @@ class Tracer:
                 f"Pipeline: step on workers {without} under torch.no_grad or inference_mode, but "
                 f"it computes gradients; call the pipeline, as pipe(x), to evaluate"
             )
-        self._metas = [call.tensors[0] for call in calls]
-        self.input = self._moved("Pipeline", self._plan.grid(0), self._metas)
-        self.rows = self.input.shape[0] if self.input.shape else 0
+        for worker, call in enumerate(calls):
+            if call.wrong:
+                raise ArgumentError(f"Pipeline: on worker {worker}: {call.wrong}")
+        self.inputs = self._inputs()
+        first = calls[self._plan.grid(0).workers[0]]
+        self.form, owner = first.form, owners(first.form, len(self.inputs))
+        self.owners = owner
+        self.rows, self.dims = dimensions(owner, [X.shape for X in self.inputs], tracing.dims)
+        grid = self._plan.grid(0)
+        for one, d in zip(owner, self.dims, strict=True):
+            if d is not None and d < grid.ndim and grid.shape[d] > 1:
+                raise ArgumentError(
+                    f"batch_dims: {named(one)} is cut along dimension {d} by the workers "
+                    f"{grid!r} of the first stage; another dimension of the batch expected"
+                )
         self._check_targets()
         self.sizes = self._sizes(calls[0].sizes)
 
@@ -143,15 +212,48 @@ class Tracer:
     def _arrays(self) -> Any:
         return self._tracing.backend.arrays
 
+    @property
+    def _takers(self) -> list[int]:
+        """Workers of stages that take the input."""
+        plan = self._plan
+        firsts = [s for s in range(plan.stages) if not plan.graph.sources[s]]
+        return list(dict.fromkeys(w for s in firsts for w in plan.grid(s).workers))
+
+    def _forms(self) -> list[Form | None]:
+        """The form of the input, by worker; that of the first one on workers without input."""
+        first = self._plan.grid(0).workers[0]
+        takers = self._takers
+        return [self._calls[w if w in takers else first].form for w in range(len(self._calls))]
+
+    def _inputs(self) -> list[Moved]:
+        """The tensors of the input, of the first stage's workers' blocks."""
+        grid = self._plan.grid(0)
+        first = self._calls[grid.workers[0]].inputs
+        metas = [self._calls[w].inputs if w in grid else () for w in range(len(self._calls))]
+        for w in self._takers:
+            theirs = self._calls[w].inputs
+            # Of a stage on several workers each has a block of its own.
+            same = [m and m[:2] for m in theirs] == [m and m[:2] for m in first]
+            if len(theirs) != len(first) or not (w in grid or same):
+                raise ArgumentError(
+                    f"Pipeline: the input has other tensors on worker {w} than on worker "
+                    f"{grid.workers[0]}; the same expected on workers of stages that take it"
+                )
+        return [
+            self._moved("Pipeline", grid, [one[k] if one else None for one in metas])
+            for k in range(len(first))
+        ]
+
     def _check_targets(self) -> None:
         last = self._plan.grid(self._plan.stages - 1)
-        for worker in last.workers:
-            meta = self._calls[worker].tensors[1]
+        for worker, meta in ((w, meta) for w in last.workers for meta in self._calls[w].targets):
             if meta is not None and (len(meta) == 1 or not meta[0] or meta[0][0] != self.rows):
                 given = meta[0] if len(meta) == 1 else f"a tensor of shape {tuple(meta[0])}"
+                cut = next(k for k, d in zip(self.owners, self.dims, strict=True) if d is not None)
                 raise ArgumentError(
                     f"Pipeline: target on worker {worker}: {given} given; a tensor of {self.rows} "
-                    f"rows expected, as the input has"
+                    f"rows expected, as the input has ({named(cut)}; batch_dims says which "
+                    f"dimensions of inputs are the batch's)"
                 )
 
     def _sizes(self, given: Sequence[int] | str | None) -> Sequence[int]:
@@ -179,87 +281,124 @@ class Tracer:
             )
         return given
 
-    def edges(self) -> list[Mapping[Pair, Sequence[Edge]]]:
-        """The compiled edges of each micro-batch. Collective."""
-        of = {size: self._edges_for(size) for size in dict.fromkeys(self.sizes)}
+    def traced(self) -> list[Traced]:
+        """All that is known of each micro-batch. Collective."""
+        of = {size: self._traced(size) for size in dict.fromkeys(self.sizes)}
         return [of[size] for size in self.sizes]
 
-    def _edges_for(self, size: int) -> Mapping[Pair, Sequence[Edge]]:
-        shape = size, *self.input.shape[1:]
+    def _traced(self, size: int) -> Traced:
+        blocks = [self._cut(X, d, size) for X, d in zip(self.inputs, self.dims, strict=True)]
         modes = tuple(call.modes for call in self._calls)
-        key = shape, self.input.dtype, self._calls[0].autocast, modes
-        known = self._tracing.edges.get(key)
+        shapes = tuple((X.shape, X.dtype) for X in blocks)
+        key = shapes, self.form, self._calls[0].autocast, modes
+        known = self._tracing.known.get(key)
         if known is not None:
             return known
-        spaces = self._spaces(shape)
+        sent, layouts = self._outputs(blocks)
+        graph = self._plan.graph
+        moved = {
+            (a, b): [X for k in graph.outputs[a, b] for X in sent[a][k].tensors]
+            for a, b in graph.edges
+        }
         edges = {}
-        for a, b in self._plan.graph.crossing:
+        for a, b in graph.crossing:
             slots = self._plan.slots[a, b], self._plan.slots.get((b, a), 0)
-            moved = [spaces[a][k] for k in self._plan.graph.outputs[a, b]]
-            edges[a, b] = [Edge(self._tracing.backend, X, self._plan.grid(b), slots) for X in moved]
-        return self._tracing.edges.keep(key, edges)
+            edges[a, b] = [
+                Edge(self._tracing.backend, X, self._plan.grid(b), slots) for X in moved[a, b]
+            ]
+        sends = {
+            (a, b): [(k, n) for k in outputs for n in range(len(sent[a][k].tensors))]
+            for (a, b), outputs in graph.outputs.items()
+        }
+        return self._tracing.known.keep(key, Traced(edges, sends, layouts))
 
-    def _spaces(self, shape: Sequence[int]) -> dict[int, dict[int, Moved]]:
-        """The stages' outputs for an input, found by running them on zeros: each worker its own,
-        one after the other."""
-        first = self.input.space
-        bounds = {d: cuts for d, cuts in enumerate(first.bounds) if d and d in first.axes}
-        blocks = TensorSpace(shape, first.partition, first.dtype, first.axes, bounds=bounds)
-        of_input = Moved(blocks, self.input.dtype)
-        spaces: dict[int, dict[int, Moved]] = {}
+    def _cut(self, whole: Moved, d: int | None, size: int) -> Moved:
+        """A micro-batch's part of a tensor of the input."""
+        if d is None:
+            return whole
+        X = whole.space
+        shape = *X.global_shape[:d], size, *X.global_shape[d + 1 :]
+        bounds = {k: cuts for k, cuts in enumerate(X.bounds) if k != d and k in X.axes}
+        return whole._replace(space=TensorSpace(shape, X.partition, X.dtype, X.axes, bounds=bounds))
+
+    def _outputs(
+        self, blocks: Sequence[Moved]
+    ) -> tuple[dict[int, dict[Output, Sent]], dict[int, Layout]]:
+        """The stages' outputs and layouts for an input, found by running them on zeros: each worker
+        its own, one after the other."""
+        every: dict[int, dict[Output, Sent]] = {}
+        layouts = {}
         graph = self._plan.graph
         for s in range(self._plan.stages):
-            sources = [spaces[a][k] for a in graph.sources[s] for k in graph.outputs[a, s]]
-            spaces[s] = self._outputs(s, sources or [of_input])
-        return spaces
+            taken = [(k, every[a][k]) for a in graph.sources[s] for k in graph.outputs[a, s]]
+            form, sources = self.form, blocks
+            if taken:
+                form = of_outputs([(k, one.form) for k, one in taken])
+                sources = [X for _, one in taken for X in one.tensors]
+            every[s] = self._outputs_of(s, form, sources)
+            layouts[s] = Layout(form, {k: one.form for k, one in every[s].items()})
+        return every, layouts
 
-    def _outputs(self, s: int, sources: Sequence[Moved]) -> dict[int, Moved]:
-        """A stage's outputs, by number."""
+    def _outputs_of(
+        self, s: int, form: Form | None, sources: Sequence[Moved]
+    ) -> dict[Output, Sent]:
+        """A stage's outputs that others take."""
         tracing, doing = self._tracing, "trace linop.strategies.Pipeline"
 
-        def probed() -> tuple[None, tuple[Meta, ...]]:
+        def probed() -> tuple[None, tuple[dict[Output, Form], tuple[Meta, ...]]]:
             if s not in self._stages:
-                return None, ()
+                return None, ({}, ())
             try:
                 with within(tracing.parts[s], tracing.backend):
-                    found = self._probe(s, sources)
+                    forms, found = self._probe(s, form, sources)
             except Exception as error:
-                raise located(error, f"stage {s}, {inputs_named(sources)}") from error
-            return None, call_metadata([*found.values()], False, ()).tensors
+                raise located(error, f"stage {s}, {self._named(s, sources)}") from error
+            return None, (dict(forms), call_metadata([*found.values()], False, ()).tensors)
 
-        _, metas = tracing.agreement.together(probed, "Pipeline", doing)
-        numbers = self._plan.graph.taken(s) or [0]
-        return {
-            k: self._space(s, [one[at] if one else None for one in metas], sources)
-            for at, k in enumerate(numbers)
-        }
+        _, everybodys = tracing.agreement.together(probed, "Pipeline", doing)
+        grid = self._plan.grid(s)
+        forms, metas = everybodys[grid.workers[0]]
+        for worker in grid.workers:
+            if everybodys[worker][0] != forms:
+                raise BackendError(
+                    f"stage {s}: its module returns values of one structure on worker "
+                    f"{grid.workers[0]}, and of another one on worker {worker}"
+                )
+        spaces = [
+            self._space(s, [one[1][n] if one[1] else None for one in everybodys])
+            for n in range(len(metas))
+        ]
+        rest = iter(spaces)
+        return {k: Sent(one, [next(rest) for _ in leaves(one)]) for k, one in forms.items()}
 
-    def _probe(self, s: int, sources: Sequence[Moved]) -> dict[int, Tensor]:
+    def _probe(self, s: int, form: Form | None, sources: Sequence[Moved]) -> Any:
         """Outputs of a stage of this worker for zeros. Collective over its workers."""
         inputs = [
             torch.zeros(
-                X.on(self._plan.grid(s)).space.local_shape(self._plan.worker),
+                X.on(self._plan.grid(s)).block(self._plan.worker),
                 dtype=X.dtype,
                 device=self._arrays.device,
             )
             for X in sources
         ]
         meet = agreement_of(self._tracing.parts[s]).gather_objects
-        return self._stages[s].probe(inputs, partial(meet, None, f"trace stage {s}"))
+        return self._stages[s].probe(form, inputs, partial(meet, None, f"trace stage {s}"))
 
-    def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[Moved]) -> Moved:
+    def _named(self, s: int, sources: Sequence[Moved]) -> str:
+        """Inputs of a stage, in words."""
+        if self._plan.graph.sources[s] or len(sources) == 1:
+            return "input " + " and ".join(f"of shape {X.shape}" for X in sources)
+        said = []
+        for owner, X, d in zip(self.owners, sources, self.dims, strict=True):
+            how = "not cut" if d is None else f"cut along dimension {d}"
+            said.append(f"{named(owner)} of shape {X.shape} ({how})")
+        return f"{', '.join(said)}; batch_dims says which dimensions are the batch's"
+
+    def _space(self, s: int, metas: Sequence[Meta]) -> Moved:
         try:
-            moved = self._moved(f"stage {s}", self._plan.grid(s), metas)
+            return self._moved(f"stage {s}", self._plan.grid(s), metas)
         except DTypeError as error:
             raise located(error, f"stage {s}: an output of its module") from None
-        if s < self._plan.stages - 1 and moved.shape[0] != sources[0].shape[0]:
-            raise ArgumentError(
-                f"stage {s}: its module returns a tensor of shape {moved.shape} for "
-                f"{inputs_named(sources)}; as many rows expected. Of tensors that do not depend on "
-                f"the batch, such as masks or rotary embeddings, cut the model where it has none, "
-                f"as before its head, or make them in each stage"
-            )
-        return moved
 
     def _moved(self, name: str, grid: Partition, metas: Sequence[Meta]) -> Moved:
         """The tensor of a stage's workers' blocks."""
@@ -267,8 +406,11 @@ class Tracer:
         if len(dtypes) == 1:  # else space_of refuses them
             kind = carrier(*dtypes)
             metas = [m if m is None or len(m) == 1 else (m[0], kind, *m[2:]) for m in metas]
+        number = all(m is None or (len(m) > 1 and not m[0]) for m in metas)
+        if number:
+            metas = [m if m is None else (torch.Size((1,)), *m[1:]) for m in metas]
         space = space_of(name, grid, metas, lambda _: range(grid.ndim), self._arrays)
-        return Moved(space, *dtypes)
+        return Moved(space, next(iter(dtypes)), number)
 
 
 def located(error: Exception, where: str) -> LinopError:
@@ -277,8 +419,3 @@ def located(error: Exception, where: str) -> LinopError:
     found = restated(first, f"{where}: {first}")
     found.alarm = error.alarm if isinstance(error, LinopError) else None
     return found
-
-
-def inputs_named(sources: Sequence[Moved]) -> str:
-    """Inputs of a stage, in words."""
-    return "input " + " and ".join(f"of shape {X.shape}" for X in sources)

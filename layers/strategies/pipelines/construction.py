@@ -14,8 +14,10 @@ from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
 from linop.schedules.actions import COMPUTE, GROUP
 from linop.spaces.partition import Partition
-from linop.strategies.pipelines.execution import Graph, Pair
+from linop.strategies.pipelines.batches import dims_checked
+from linop.strategies.pipelines.execution import Graph, Pair, ordered
 from linop.strategies.pipelines.exported import Stages
+from linop.strategies.pipelines.forms import ALL, Output
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def planned(
     schedule: Schedule,
     backend: Backend,
     workers: Sequence[int | Partition] | None,
-    edges: Sequence[tuple[int, ...]] | None,
+    edges: Sequence[tuple[Any, ...]] | None,
     slots: int | None,
 ) -> Plan:
     """The plan of a pipeline, of arguments of `linop.strategies.Pipeline`.
@@ -128,7 +130,7 @@ def planned(
     lacking = [s for s in range(count) if s not in schedule.placement]
     if lacking:
         raise ArgumentError(f"stages {lacking} without workers: they are in no row of the schedule")
-    chain = [(s, s + 1) for s in range(count - 1)]
+    chain = [(s, s + 1, None) for s in range(count - 1)]
     if edges is None:
         edges = stages.edges if isinstance(stages, Stages) else chain
     outputs = _outputs(edges, count)
@@ -150,7 +152,13 @@ def planned(
 
 
 def options_checked(
-    loss: Any, reduction: Any, count: Any, optimizer: Any, recompute: Any, max_norm: Any
+    loss: Any,
+    reduction: Any,
+    count: Any,
+    optimizer: Any,
+    recompute: Any,
+    max_norm: Any,
+    batch_dims: Any,
 ) -> tuple[Any, ...]:
     """Options of `linop.strategies.Pipeline`, for comparison with those of other workers.
 
@@ -169,7 +177,8 @@ def options_checked(
         )
     expect("recompute", recompute, bool)
     most = None if max_norm is None else norm_checked(max_norm)
-    return loss is None, reduction, count is None, optimizer is None, recompute, most
+    dims = dims_checked(batch_dims)
+    return loss is None, reduction, count is None, optimizer is None, recompute, most, dims
 
 
 def norm_checked(given: Any) -> float:
@@ -252,27 +261,28 @@ def _completed(row: Sequence[Action], s: int) -> list[Action]:
     return found
 
 
-def _outputs(edges: Sequence[Any], stages: int) -> dict[Pair, list[int]]:
-    """Numbers of the outputs that go along each edge."""
-    outputs: dict[Pair, list[int]] = {}
+def _outputs(edges: Sequence[Any], stages: int) -> dict[Pair, list[Output]]:
+    """The outputs that go along each edge."""
+    outputs: dict[Pair, list[Output]] = {}
     for edge in edges:
         if len(edge) not in (2, 3) or not 0 <= edge[0] < edge[1] < stages:
             raise ArgumentError(
                 f"edge {edge}: two of the stages 0 to {stages - 1} expected, the first one lower, "
-                f"and the number of an output"
+                f"and the number or the name of an output, or None for all"
             )
         a, b, k = (*edge, 0)[:3]
-        numbers = outputs.setdefault((a, b), [])
-        if k in numbers or k < 0:
+        taken = outputs.setdefault((a, b), [])
+        known = k is None or isinstance(k, str) or k >= 0
+        if not known or k in taken or ALL in taken or (k is None and taken):
             raise ArgumentError(f"edge {edge}: each output of a stage once, from 0, expected")
-        numbers.append(k)
+        taken.append(ALL if k is None else k)
     ends = [s for s in range(stages) if not any(a == s for a, *_ in edges)]
     if ends != [stages - 1]:
         raise ArgumentError(
             f"edges {list(edges)}: the last stage alone has the output; stages {ends[:-1]} lead "
             f"nowhere"
         )
-    return {pair: sorted(numbers) for pair, numbers in outputs.items()}
+    return {pair: ordered(taken) for pair, taken in outputs.items()}
 
 
 def _grids(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linop.caching import cached_property
 from linop.schedules import Action, Kind, Schedule
+from linop.strategies.pipelines.forms import Leaf, Output
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.stages.stage import Stage
 
@@ -32,12 +33,12 @@ class Graph:
     """Edges between stages.
 
     Attributes:
-        outputs: for each pair of stages with an edge, the first one lower, the numbers of the
-            outputs that go along it, ascending.
+        outputs: for each pair of stages with an edge, the first one lower, the outputs that go
+            along it: by number, ascending, then by name.
         place: row of the schedule, by stage.
     """
 
-    outputs: Mapping[Pair, Sequence[int]]
+    outputs: Mapping[Pair, Sequence[Output]]
     place: Mapping[int, int]
 
     @property
@@ -45,9 +46,9 @@ class Graph:
         """Pairs of stages."""
         return list(self.outputs)
 
-    def taken(self, stage: int) -> list[int]:
-        """Numbers of the outputs of a stage that others take, ascending."""
-        return sorted({k for (a, _), ks in self.outputs.items() if a == stage for k in ks})
+    def taken(self, stage: int) -> list[Output]:
+        """Outputs of a stage that others take: by number, ascending, then by name."""
+        return ordered({k for (a, _), ks in self.outputs.items() if a == stage for k in ks})
 
     @cached_property
     def sources(self) -> dict[int, list[int]]:
@@ -66,6 +67,11 @@ class Graph:
         return [(a, b) for a, b in self.edges if self.place[a] != self.place[b]]
 
 
+def ordered(outputs: Iterable[Output]) -> list[Output]:
+    """Outputs by number, ascending, then by name."""
+    return sorted(outputs, key=lambda k: (isinstance(k, str), k))
+
+
 @dataclass
 class Step:
     """One worker's step.
@@ -73,9 +79,10 @@ class Step:
     Args:
         graph: of the pipeline.
         stages: of this worker.
-        edges: the compiled edges of each micro-batch, one for each output that goes along them.
+        edges: the compiled edges of each micro-batch, one for each tensor that goes along them.
+        leaves: of each micro-batch, the tensors that go along each edge.
         receives: lanes, and the micro-batches that come through each, in order.
-        inputs: the input of each micro-batch, for the first stage's worker.
+        inputs: the tensors of each micro-batch, for the first stage's worker.
         loss: function of micro-batch and output, for the last stage's worker; None to evaluate.
         update: applies the gradients of a stage.
     """
@@ -83,8 +90,9 @@ class Step:
     graph: Graph
     stages: Mapping[int, Stage]
     edges: Sequence[Mapping[Pair, Sequence[Edge]]]
+    leaves: Sequence[Mapping[Pair, Sequence[Leaf]]]
     receives: Sequence[tuple[Lane, Sequence[int]]]
-    inputs: Sequence[Tensor]
+    inputs: Sequence[Sequence[Tensor]]
     loss: Callable[[int, Tensor], Tensor] | None
     update: Callable[[Stage], None]
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -121,7 +129,7 @@ class Step:
     def _inputs(self, s: int, m: int) -> list[Tensor]:
         sources = self.graph.sources[s]
         if not sources:
-            return [self.inputs[m]]
+            return list(self.inputs[m])
         return [x for a in sources for x in self._forward.pop((a, s, m))]
 
     def _run_forward(self, s: int, m: int, version: int) -> None:
@@ -143,10 +151,10 @@ class Step:
             self.outputs[m] = result
         self._spread(s, m, outputs)
 
-    def _spread(self, s: int, m: int, outputs: Mapping[int, Tensor]) -> None:
+    def _spread(self, s: int, m: int, outputs: Mapping[Leaf, Tensor]) -> None:
         """Keep outputs for the stages that take them."""
         for b in self.graph.sinks[s]:
-            self._forward[s, b, m] = [outputs[k] for k in self.graph.outputs[s, b]]
+            self._forward[s, b, m] = [outputs[k] for k in self.leaves[m][s, b]]
 
     def _run_backward(self, s: int, m: int, number: int) -> None:
         del number
@@ -156,13 +164,13 @@ class Step:
         del number
         self._give_back(s, m, self.stages[s].backward_input(m, self._gradients(s, m)))
 
-    def _gradients(self, s: int, m: int) -> dict[int, Tensor] | None:
-        """Gradients of a stage's outputs, by number; None for the loss."""
-        gradients: dict[int, Tensor] = {}
+    def _gradients(self, s: int, m: int) -> dict[Leaf, Tensor] | None:
+        """Gradients of tensors of a stage's outputs; None for the loss."""
+        gradients: dict[Leaf, Tensor] = {}
         sinks = self.graph.sinks[s]
         for b in sinks:
             found = self._back.pop((s, b, m))
-            for k, one in zip(self.graph.outputs[s, b], found, strict=True):
+            for k, one in zip(self.leaves[m][s, b], found, strict=True):
                 if one is not None:
                     gradients[k] = gradients[k] + one if k in gradients else one
         return gradients if sinks else None
@@ -171,7 +179,7 @@ class Step:
         """Keep gradients of a stage's inputs for the stages that they come from."""
         back = iter(gradients)
         for a in self.graph.sources[s]:
-            self._back[a, s, m] = [next(back) for _ in self.graph.outputs[a, s]]
+            self._back[a, s, m] = [next(back) for _ in self.leaves[m][a, s]]
 
     # Messages: of a stage, a micro-batch, and the stage at the other end
 

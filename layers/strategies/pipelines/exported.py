@@ -42,8 +42,8 @@ def stages_of(cut: Any, model: Module) -> Stages:
         model: the module that torch exported; the stages share its parameters.
 
     Raises:
-        ArgumentError: a stage is empty or used out of order, the first one does not take the input,
-            or another one takes no tensor; or stages have a parameter in common.
+        ArgumentError: a stage is empty or used out of order, or one after the first takes no
+            tensor; or stages have a parameter in common.
     """
     calls = [node for node in cut.split_gm.graph.nodes if node.op == "call_module"]
     if [call.target for call in calls] != [f"submod_pp_{s}" for s in range(cut.num_stages)]:
@@ -54,8 +54,8 @@ def stages_of(cut: Any, model: Module) -> Stages:
     _share_parameters(graphs, dict(model.named_parameters(remove_duplicate=False)))
     ports = _ports(cut.split_gm.graph.nodes, calls)
     read = [node for call in calls[1:] for node in call.args] + _results(cut.split_gm)
-    if any(node.op == "placeholder" for node in read):
-        _pass_input(graphs[0], next(iter(cut.split_gm.graph.nodes)), ports)
+    given = _placeholders(cut.split_gm)
+    _take_inputs(graphs[0], given, [node for node in given if node in read], ports)
     taken: list[dict[Port, Node]] = [
         {ports[node]: own for node, own in zip(call.args, _placeholders(stage), strict=True)}
         for stage, call in zip(graphs, calls, strict=True)
@@ -99,15 +99,15 @@ class ModalStage(torch.nn.Module):
             self.__dict__[name] = getattr(graph, name)
         self.train(trains)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         graph, other, trains = self._made
         if self.training == trains:
-            return graph(*inputs)
+            return graph(*inputs, **named)
         if isinstance(other, ArgumentError):
             raise ArgumentError(str(other))
         keys = _keys(other)  # of constants the graph has its own
         state = {key: value for key, value in _tensors(self) if key in keys}
-        return called(other, state, inputs)
+        return called(other, state, inputs, named)
 
     def __reduce__(self) -> Any:
         kept = {k: v for k, v in self.__dict__.items() if k not in (*_SHARED, "_made")}
@@ -212,13 +212,26 @@ def _ports(nodes: Sequence[Node], calls: Sequence[Node]) -> dict[Node, Port]:
     return ports
 
 
-def _pass_input(first: GraphModule, given: Node, ports: dict[Node, Port]) -> None:
-    """Make the input of the first stage one more output of it."""
-    own = _placeholders(first)
-    if len(own) != 1:
-        raise ArgumentError("split: the first stage does not take the input; cut later")
-    ports[given] = 0, len(_results(first))
-    _return(first, [*_results(first), own[0]])
+def _take_inputs(
+    first: GraphModule, given: Sequence[Node], later: Sequence[Node], ports: dict[Node, Port]
+) -> None:
+    """Let the first stage take all inputs of the model, by their names and in their order, and make
+    those that later stages take outputs of it, too."""
+    own = {str(node.target): node for node in _placeholders(first)}
+    before = next(iter(first.graph.nodes))
+    for node in given:
+        name = str(node.target)
+        if name in own:
+            before.prepend(own[name])
+            before = own[name].next
+        else:
+            with first.graph.inserting_before(before):
+                own[name] = first.graph.placeholder(name)
+    passed: list[Node] = []
+    for node in later:
+        ports[node] = 0, len(_results(first)) + len(passed)
+        passed.append(own[str(node.target)])
+    _return(first, [*_results(first), *passed])
 
 
 def _pass_results(

@@ -30,11 +30,17 @@ class Moved(NamedTuple):
     """Of its blocks; of booleans, as bytes."""
     dtype: Any
     """torch's."""
+    number: bool = False
+    """True for a tensor without dimensions, which travels as one of one element."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole tensor."""
-        return self.space.global_shape
+        return () if self.number else self.space.global_shape
+
+    def block(self, worker: int) -> tuple[int, ...]:
+        """Shape of a worker's block."""
+        return () if self.number else self.space.local_shape(worker)
 
     @property
     def has_gradient(self) -> bool:
@@ -45,7 +51,7 @@ class Moved(NamedTuple):
         """The same tensor in balanced blocks on another grid."""
         X = self.space
         same = X.partition == grid
-        return self if same else Moved(TensorSpace(X.global_shape, grid, X.dtype), self.dtype)
+        return self if same else self._replace(space=TensorSpace(X.global_shape, grid, X.dtype))
 
 
 def carrier(dtype: Any) -> Any:
@@ -61,10 +67,11 @@ class Lane:
 
     Args:
         dtype: torch's, of the tensors.
+        number: they have no dimensions.
     """
 
-    def __init__(self, plans: Sequence[BoundPlan], dtype: Any) -> None:
-        first = plans[0]
+    def __init__(self, plans: Sequence[BoundPlan], dtype: Any, number: bool = False) -> None:
+        first, self._number = plans[0], number
         self._seen = dtype if carrier(dtype) is not dtype else None
         backend, dtype = first.backend, torch_dtype(first.op.dtype)
         self._plans = plans
@@ -102,6 +109,8 @@ class Lane:
 
     def send(self, micro_batch: int, tensor: Tensor) -> None:
         """Send this worker's block of a micro-batch's tensor. It may wait for a slot."""
+        if self._number:
+            tensor = tensor.reshape(1)
         if self._seen is not None:
             tensor = tensor.view(carrier(self._seen))
         self._plan(micro_batch)(self._into[0].array(tensor))
@@ -114,6 +123,8 @@ class Lane:
         )
         if self._posts and self._place[micro_batch] + len(self._plans) < len(self._order):
             plan.start()
+        if self._number:
+            tensor = tensor.reshape(())
         return tensor if self._seen is None else tensor.view(self._seen)
 
     def fail(self, error: BaseException) -> None:
@@ -138,8 +149,10 @@ class BackLane(Lane):
             the other.
     """
 
-    def __init__(self, plans: Sequence[BoundPlan], dtype: Any, flags: Sequence[BoundPlan]) -> None:
-        super().__init__(plans, dtype)
+    def __init__(
+        self, plans: Sequence[BoundPlan], dtype: Any, flags: Sequence[BoundPlan], number: bool
+    ) -> None:
+        super().__init__(plans, dtype, number)
         self._flags = Lane(flags, torch.float64)
 
     def warm_up(self) -> None:
@@ -192,12 +205,13 @@ class Edge:
         op = X.space, X.on(grid).space
         count = max(slots) if X.has_gradient else slots[0]
         plans = [backend.compile(repartition(*op)) for _ in range(count)]
-        self.forward = Lane(plans[: slots[0]], X.dtype)
+        self.forward = Lane(plans[: slots[0]], X.dtype, X.number)
         self.back: BackLane | None = None
         if X.has_gradient and slots[1]:
             counting = _counting(grid, X.space.partition)
             flags = [backend.compile(counting) for _ in range(slots[1])]
-            self.back = BackLane([plan.H for plan in plans[: slots[1]]], X.dtype, flags)
+            back = [plan.H for plan in plans[: slots[1]]]
+            self.back = BackLane(back, X.dtype, flags, X.number)
         for lane in self.lanes:
             lane.warm_up()
 

@@ -21,7 +21,7 @@ from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.layers.losses.cross_entropy import NLLLoss
-from linop.strategies.pipelines.stages.stage import tensors_of
+from linop.strategies.pipelines.forms import tensors_in
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 
 Count = Callable[[Tensor], Any]
@@ -76,7 +76,7 @@ class Losses:
             ArgumentError: it is no real number, or no mean over the rows.
         """
         if self._shares and not self._shares[m]:  # the mean of nothing is no number
-            return add_dependency(torch.zeros(()), *tensors_of(result))
+            return add_dependency(torch.zeros(()), *tensors_in(result))
         watched = self._means is not None and self._means.watched
         with self._means.watch(m) if self._means and watched else nullcontext():
             value = self._loss(result, self._targets[m])

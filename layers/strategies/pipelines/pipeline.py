@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +12,20 @@ from torch import Tensor
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
-from linop.layers.agreement.metadata import call_metadata
 from linop.layers.parameters.generator import initial_seed
 from linop.schedules import Schedule
 from linop.spaces.partition import Partition
-from linop.strategies.pipelines.binding import Call, Tracer, Tracing
+from linop.strategies.pipelines.batches import (
+    NOTHING,
+    BatchDims,
+    Given,
+    arguments_of,
+    cut,
+    joined,
+    target_of,
+    targets_cut,
+)
+from linop.strategies.pipelines.binding import Call, Traced, Tracer, Tracing
 from linop.strategies.pipelines.construction import (
     Plan,
     check_updates_last,
@@ -30,13 +37,13 @@ from linop.strategies.pipelines.construction import (
 from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.means import Losses
-from linop.strategies.pipelines.model.checkpoints import Checkpoints
 from linop.strategies.pipelines.model.gradient_norm import GradientNorm
-from linop.strategies.pipelines.model.stage_states import check, gathered, load, own
+from linop.strategies.pipelines.model.stage_states import own
+from linop.strategies.pipelines.model.stored import Stored
 from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared
 from linop.strategies.pipelines.model.updates import Updates
 from linop.strategies.pipelines.side_by_side import SideBySide
-from linop.strategies.pipelines.stages.stage import Stage, joined
+from linop.strategies.pipelines.stages.stage import Stage
 from linop.strategies.pipelines.stages.stage_backends import (
     axes_across,
     fail,
@@ -45,8 +52,7 @@ from linop.strategies.pipelines.stages.stage_backends import (
     parts_of,
 )
 
-Given = Tensor | None  # by a worker
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 Optimizer = Callable[[list[Tensor]], Any]
 Made = TypeVar("Made")
 Item = TypeVar("Item")
@@ -59,13 +65,17 @@ class _Batch(NamedTuple):
     """All workers' call."""
 
     sizes: Sequence[int]
+    dims: Sequence[int | None]
+    """Of the input's tensors: those of the batch; None for one that is not cut."""
+    traced: Sequence[Traced]
+    """By micro-batch."""
     edges: Sequence[Mapping[Pair, Sequence[Edge]]]
     receives: Sequence[tuple[Lane, Sequence[int]]]
     row: Sequence[Resolved]
     """This worker's actions."""
 
 
-class Pipeline:
+class Pipeline(Stored):
     """Training of a chain of modules, or of any directed acyclic graph of them, over several
     workers. Collective: all workers of the backend construct it, and call its methods, in the same
     order.
@@ -83,10 +93,11 @@ class Pipeline:
     it is, which threads share; there use `linop.layers.Dropout`.
 
     Args:
-        stages: modules, each called with one tensor for every edge into it (the first with the
-            input), which returns one tensor, or several in a tuple, list or dict, whose first
-            dimension is that of the batch. Those of other workers may be None.
-            `linop.strategies.split` cuts a module. A function instead of a module makes it on the
+        stages: modules. The first is called with the input, each other one with what comes along
+            the edges into it: tensors of any shape and dtype, in tuples, lists, dicts, named tuples
+            and data classes such as transformers' outputs, beside None, numbers and text, which are
+            constants. Those of other workers may be None. `linop.strategies.split` cuts a module. A
+            function instead of a module makes it on the
             stage's workers alone: of their partition, in which they count from 0, for layers of
             linop.layers that are cut over them.
         schedule: of all workers and micro-batches; sends and receives may be left out, and so may
@@ -105,15 +116,21 @@ class Pipeline:
         workers: for each row of the schedule a worker of the backend, or a `Partition`: then all
             its workers hold the row's stages together, and axis k of it splits dimension k of
             tensors between stages, but not the first; by default row w is worker w.
-        edges: pairs of stages (a, b), by default those that `split` found, or each and the next: b
-            takes the output of a, and its gradient goes back, where those of all that take it are
-            added. (a, b, k): b takes the k-th of several outputs of a. A stage takes its inputs by
-            ascending (a, k).
+        edges: pairs of stages (a, b): b takes the output of a, of several the first, and its
+            gradient goes back, where those of all that take it are added. (a, b, k): b takes the
+            k-th of several outputs of a, or, by a name k, that item of a dict or data class, as a
+            keyword argument. (a, b, None): b takes all that a returns: items of a tuple or list by
+            position, those of a dict or data class by name. By default the edges that `split`
+            found, or (s, s + 1, None). A stage takes its inputs by ascending (a, k).
         recompute: True: compute forwards again in backward, and keep their inputs only.
         tied: groups of parameters that are one in the sequential model, by their keys in its
             state (`state_dict`): their gradients are added. Updates have to come last.
         max_norm: clip gradients by the norm of those of all stages before updates, which have to
             come last in the schedule.
+        batch_dims: the batch's dimension of inputs, by their number, if they are given by position,
+            or their name; None for what is the same for all micro-batches. By default the first
+            dimension of tensors that have as many rows there as the first tensor of the input, and
+            None for others, such as positions.
         slots: messages on their way along an edge, for which senders do not wait; by default so
             many that none ever waits.
         backend: by default the current one.
@@ -139,10 +156,11 @@ class Pipeline:
         count: Callable[[Tensor], Any] | None = None,
         optimizer: Optimizer | None = None,
         workers: Sequence[int | Partition] | None = None,
-        edges: Sequence[tuple[int, ...]] | None = None,
+        edges: Sequence[tuple[Any, ...]] | None = None,
         recompute: bool = False,
         tied: Sequence[Sequence[str]] = (),
         max_norm: float | None = None,
+        batch_dims: BatchDims | None = None,
         slots: int | None = None,
         backend: Backend | None = None,
     ) -> None:
@@ -150,7 +168,7 @@ class Pipeline:
             self._construct(
                 stages,
                 schedule,
-                (loss, reduction, count, optimizer, recompute, max_norm),
+                (loss, reduction, count, optimizer, recompute, max_norm, batch_dims),
                 program_backend() if backend is None else backend,
                 tied,
                 workers=workers,
@@ -170,7 +188,7 @@ class Pipeline:
         **placed: Any,
     ) -> None:
         """Construct all that this pipeline has. It raises on all its workers, or on none."""
-        loss, reduction, count, optimizer, recompute, max_norm = options
+        loss, reduction, count, optimizer, recompute, max_norm, batch_dims = options
         self.backend = backend
         self._agreement = agreement_of(self.backend)
         self._plan = self._planned(
@@ -197,7 +215,14 @@ class Pipeline:
             self._losses = Losses(loss, reduction, count, self._plan.groups, part)
         self.losses: list[Tensor] = []
         self._batches = Cache[_Batch](_CACHE_SIZE)
-        self._tracing = Tracing(self._plan, self.backend, self._parts, self._agreement, _CACHE_SIZE)
+        self._tracing = Tracing(
+            self._plan,
+            self.backend,
+            self._parts,
+            self._agreement,
+            _CACHE_SIZE,
+            dict(batch_dims or {}),
+        )
         self._broken = ""
         self._norm: GradientNorm | None = None
         self._tied: TiedWeights | None = None
@@ -290,15 +315,18 @@ class Pipeline:
     # Interface for users
 
     def step(
-        self, x: Given = None, target: Given = None, sizes: Sequence[int] | None = None
+        self, x: Any = None, target: Any = None, sizes: Sequence[int] | None = None, **inputs: Any
     ) -> Tensor | None:
         """One run of the schedule: gradients, and the updates. Collective.
 
         Args:
             x: the whole batch, on the worker of the first stage (of several, each its block);
-                ignored on others.
-            target: the whole batch's, on the last stage's workers, or None; ignored on others.
+                ignored on others. Several inputs by position are a tuple, several by name a dict,
+                such as ``{"input_ids": words, "attention_mask": mask}``.
+            target: the whole batch's, on the last stage's workers, or None; ignored on others. A
+                tensor, or a tuple, dict or data class of tensors with as many rows.
             sizes: rows of each micro-batch, on all workers; balanced by default.
+            **inputs: others of the first stage, by name; see `batch_dims`.
 
         Returns:
             The loss of the batch, a scalar, on the last stage's worker; of a schedule with several
@@ -318,9 +346,10 @@ class Pipeline:
                 "Pipeline: its schedule has forwards alone, and step needs backwards; call the "
                 "pipeline, as pipe(x), to evaluate"
             )
-        batch = self._agreed(True, x, target, sizes)
-        targets = self._cut(target, batch.sizes) if self._plan.is_last else []
-        step = self._run(batch, x, targets)
+        given, wanted = self._given(x, inputs), target_of(target) if self._plan.is_last else NOTHING
+        batch = self._agreed(True, given, wanted, sizes)
+        targets = targets_cut(wanted, batch.sizes) if self._plan.is_last else []
+        step = self._run(batch, given, targets)
         self.losses = [value for _, value in sorted(step.losses.items())]
         if not self._plan.is_last:
             return None
@@ -328,34 +357,21 @@ class Pipeline:
         total: Tensor = sums[0] if len(sums) == 1 else torch.stack(sums)
         return total
 
-    def __call__(self, x: Given = None, sizes: Sequence[int] | None = None) -> Any:
+    def __call__(self, x: Any = None, sizes: Sequence[int] | None = None, **inputs: Any) -> Any:
         """The model's output, without gradients. Collective; see `step`. A batch may have fewer
         rows than the schedule has micro-batches.
 
         Returns:
-            The output for the whole batch on the last stage's workers; None on others.
+            The output for the whole batch on the last stage's workers; None on others. Of several
+            tensors a tuple or dict; of numbers one for each micro-batch, in a vector.
         """
         with torch.inference_mode(False):  # what is compiled here serves steps, too
-            batch = self._agreed(False, x, None, sizes)
-            step = self._run(batch, x)
+            given = self._given(x, inputs)
+            batch = self._agreed(False, given, NOTHING, sizes)
+            step = self._run(batch, given)
             if not self._plan.is_last:
                 return None
-            return joined([y for _, y in sorted(step.outputs.items())])
-
-    def parameters(self) -> Iterator[Tensor]:
-        """This worker's parameters."""
-        for module in self.stages.values():
-            yield from module.parameters()
-
-    def train(self, mode: bool = True) -> Pipeline:
-        """Set the mode of this worker's modules."""
-        for module in self.stages.values():
-            module.train(mode)
-        return self
-
-    def eval(self) -> Pipeline:
-        """As ``train(False)``."""
-        return self.train(False)
+            return joined([y for _, y in sorted(step.outputs.items())], batch.sizes)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor | None:
         """Clip the gradients of all stages by their norm, as `torch.nn.utils.clip_grad_norm_` does
@@ -372,72 +388,19 @@ class Pipeline:
         self._norm = self._norm or self._gradient_norm()
         return self._norm.clip(max_norm) if self._plan.mine else None
 
-    def state_dict(self) -> OrderedDict[str, Tensor]:
-        """The state of the sequential model, on every worker, in new tensors. Collective. Its keys
-        are those of the module that `linop.strategies.split` cut, or of a Sequential of the stages.
-
-        Raises:
-            ArgumentError: a value is no tensor. BackendError: workers of a stage differ in what
-                each holds whole. On every worker.
-        """
-        with self._across.agreed("state_dict"):
-            pass
-        return gathered(self.backend, self._agreement, self._own)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state of the sequential model, which every worker has. Collective.
-
-        Raises:
-            ArgumentError, ShapeError: names or shapes differ; on every worker, and nothing is
-                loaded.
-        """
-        with self._across.agreed("load_state_dict"):
-            check(self._agreement, self._own, state)
-        load(self._agreement, self._own, state)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the state of the sequential model, and of its optimizer if there is one, in a file
-        that `linop.layers.load` and pipelines on other workers load. Collective.
-
-        Raises:
-            LinopError: the file cannot be written, or the optimizer keeps what could not be loaded;
-                on every worker. An earlier file stays.
-        """
-        self._checkpoints().save(path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Load what `save`, or `linop.layers.save` of the sequential model, has saved; worker 0
-        reads the file. Collective.
-
-        Raises:
-            ArgumentError, ShapeError: it is not this model's, or has no optimizer's state.
-                BackendError: it cannot be read, or is damaged. On every worker, and nothing is
-                loaded.
-        """
-        self._checkpoints().load(path)
-
-    def _checkpoints(self) -> Checkpoints:
-        copies = {key: group[0] for group in self._ties for key in group[1:]}
-        return Checkpoints(
-            self.backend, self._agreement, self._own, self.optimizer, copies, self._across
-        )
-
-    def zero_grad(self) -> None:
-        """Forget this worker's gradients."""
-        for p in self.parameters():
-            p.grad = None
-
     # Steps
 
-    def _agreed(self, trains: bool, x: Given, target: Given, sizes: Sequence[int] | None) -> _Batch:
+    def _given(self, x: Any, inputs: Mapping[str, Any]) -> Given:
+        return arguments_of(x, inputs) if self._plan.is_first else NOTHING
+
+    def _agreed(
+        self, trains: bool, given: Given, target: Given, sizes: Sequence[int] | None
+    ) -> _Batch:
         plan = self._plan
-        given = call_metadata(
-            [x if plan.is_first else None, target if plan.is_last else None], trains, ()
-        )
         broken = self._broken or failure(self._parts.values())
         device = self.backend.arrays.device
         mine = Call.of(
-            given.tensors, trains, device, self._stages.values(), sizes, self._number, broken
+            given, target, trains, device, self._stages.values(), sizes, self._number, broken
         )
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
@@ -448,34 +411,36 @@ class Pipeline:
         everybodys = self._agreement.gather_objects(mine, "call linop.strategies.Pipeline")
         with self._across.agreed(doing, lambda: tracer.sizes):
             tracer = Tracer(everybodys, self._tracing, self._stages)
-            edges = tracer.edges() if self._across.traces_alone else None
-        if edges is None:
-            edges = tracer.edges()
+            traced = tracer.traced() if self._across.traces_alone else None
+        if traced is None:
+            traced = tracer.traced()
+        edges = [one.edges for one in traced]
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))
+        row = resolved(plan.row_of(table))
+        batch = _Batch(tracer.sizes, tracer.dims, traced, edges, receives(table, edges), row)
         return self._batches.keep(total, batch)
 
-    def _cut(self, tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Any]:
-        return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
-
-    def _run(self, batch: _Batch, x: Given, targets: Sequence[Tensor] | None = None) -> Step:
+    def _run(self, batch: _Batch, given: Given, targets: Sequence[Any] | None = None) -> Step:
         """Run the schedule; to train, with the targets of micro-batches, on workers that have
         some."""
         trains = targets is not None
         try:
             if targets is not None and self._losses is not None:
                 self._losses.begin(batch.sizes, targets)
-            for stage in self._stages.values():
+            for s, stage in self._stages.items():
                 stage.random.begin()
+                stage.layouts = {m: one.layouts[s] for m, one in enumerate(batch.traced)}
                 if trains:
                     stage.begin()
             if trains:
                 self._updates.begin(self.optimizer)
-            inputs = self._cut(x, batch.sizes) if self._plan.is_first else []
+            tensors = given.tensors if self._plan.is_first else ()
+            inputs = cut(tensors, batch.dims, batch.sizes) if tensors else []
             step = Step(
                 self._plan.graph,
                 self._stages,
                 batch.edges,
+                [one.leaves for one in batch.traced],
                 batch.receives,
                 inputs,
                 (self._losses or _no_loss) if trains else None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
@@ -24,41 +24,47 @@ _EXPORTS = threading.Lock()
 """torch exports one module at a time; workers may be threads."""
 
 
-def split(model: Module, names: Sequence[str], example: Any = None) -> list[Module]:
+def split(model: Module, names: Sequence[str], example: Any = None, **inputs: Any) -> list[Module]:
     """Cut a module into stages, whose states have the keys of its `state_dict`.
 
     A `torch.nn.Sequential` is cut without being run; the stages share its submodules. Other modules
     are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`), in
     training and in evaluation: stages compute as their mode says.
     Any number of tensors may cross a cut, and skip stages: the list then has the edges between the
-    stages as its attribute `edges`, from where `Pipeline` takes them. torch exports in one thread
-    at a time, while others must not use modules: on threads split before `linop.launch`. If the
-    model returns several tensors, in a tuple or a dict, the last stage returns a tuple of them.
-    Models of transformers keep no caches there, whatever `use_cache` of their configuration says.
+    stages as its attribute `edges`, from where `Pipeline` takes them. The first stage takes all
+    inputs, and passes those on that later ones take, as the words of a decoder. torch exports in
+    one thread at a time, while others must not use modules: on threads split before
+    `linop.launch`. If the model returns several tensors, in a tuple or a dict, the last stage
+    returns a tuple of them. Models of transformers keep no caches there, whatever `use_cache` of
+    their configuration says, and compute experts by batched products, which can be exported: loops
+    over those that are chosen cannot (`experts_implementation="eager"`).
 
     Args:
         model: in a Sequential, submodules that are Sequentials may be cut too.
         names: paths of the submodules that the stages after the first begin with, as ``"3"`` or
             ``"encoder.2"``, in the order of the model.
-        example: an input, for modules that are no Sequentials.
+        example: for modules that are no Sequentials the input of a micro-batch: one, several by
+            position in a tuple, or several by name in a dict. All are tensors, or None; what is
+            left out keeps its default.
+        **inputs: others by name.
 
     Raises:
         ArgumentError: `model` is no Sequential, and there is no example, or torch cannot export it;
             a name is not that of a submodule (of a Sequential), is the first one, or comes out of
-            order; a stage would be empty or run twice; the first one does not take the input, or
-            another one takes no tensor.
+            order; a stage would be empty or run twice, or one after the first takes no tensor; an
+            input is no tensor.
     """
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"split: a list of names expected, given {names!r}")
     if isinstance(model, torch.nn.Sequential):
         stages: list[Module] = _split_sequential(model, names)
-    elif example is None:
+    elif example is None and not inputs:
         raise ArgumentError(
             f"split: a torch.nn.Sequential expected, given {type(model).__name__}; for another "
             f"module, give an example of its input, or pass a list of stages to the pipeline"
         )
     else:
-        stages = _split_exported(model, names, example)
+        stages = _split_exported(model, names, _example(example, inputs))
     keys = tuple(model.state_dict())
     for stage in stages:
         setattr(stage, _MARK, keys)
@@ -75,7 +81,29 @@ def keys_of_whole(module: Module) -> Sequence[str] | None:
     return getattr(inner, _MARK, found)
 
 
-def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages:
+class _Example(NamedTuple):
+    """Inputs of a module, by position and by name."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def _example(example: Any, inputs: Mapping[str, Any]) -> _Example:
+    by_name = {**example, **inputs} if isinstance(example, Mapping) else dict(inputs)
+    by_place = example if type(example) is tuple else ()
+    if not isinstance(example, Mapping | tuple) and example is not None:
+        by_place = (example,)
+    for key, one in [*enumerate(by_place), *by_name.items()]:
+        if one is not None and not isinstance(one, torch.Tensor):
+            raise ArgumentError(
+                f"split: input {key!r} of the example is {type(one)}; a tensor or None expected: "
+                f"set other options in the model, as in its configuration"
+            )
+    # An input that is None is as one that is not there.
+    return _Example(by_place, {key: one for key, one in by_name.items() if one is not None})
+
+
+def _split_exported(model: Module, names: Sequence[str], example: _Example) -> Stages:
     known = [name for name, _ in model.named_modules() if name]
     for name in names:
         if name not in known:
@@ -92,11 +120,11 @@ def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages
 
 
 def _exported(
-    model: Module, names: Sequence[str], example: Any, trains: bool
+    model: Module, names: Sequence[str], example: _Example, trains: bool
 ) -> Stages | ArgumentError:
     """Stages of a module as it computes in a mode, or the reason why there are none."""
     try:
-        with _left_as_it_is(model), _without_caches(model):
+        with _left_as_it_is(model), _exportable(model):
             if model.training != trains:
                 model.train(trains)
             return _stages(model, names, example)
@@ -104,12 +132,12 @@ def _exported(
         return error
 
 
-def _stages(model: Module, names: Sequence[str], example: Any) -> Stages:
+def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = dict.fromkeys(names, SplitPoint.BEGINNING)
     try:
-        cut = pipeline(model, (example,), split_spec=begins)
+        cut = pipeline(model, *example, split_spec=begins)
     except Exception as error:
         raise ArgumentError(f"split: torch cannot export the module: {_reason(error)}") from error
     if cut.num_stages != len(names) + 1:
@@ -132,19 +160,29 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+_EXPORTABLE = {"use_cache": (True, False), "_experts_implementation": ("eager", "batched_mm")}
+"""Options of configurations, their values that cannot be exported, and others: caches are what a
+stage could not return; loops over experts depend on numbers in tensors."""
+
+
 @contextmanager
-def _without_caches(model: Module) -> Iterator[None]:
-    """Context in which models of transformers keep no keys and values for later words, as they do
-    by default (`use_cache` of their configuration): a stage could not return these."""
+def _exportable(model: Module) -> Iterator[None]:
+    """Context in which models of transformers, by their configurations, compute the same in another
+    way, which torch can export."""
     found = {id(one): one for m in model.modules() if (one := getattr(m, "config", None))}
-    keeping = [one for one in found.values() if getattr(one, "use_cache", None) is True]
-    for one in keeping:
-        one.use_cache = False
+    changed = [
+        (one, key, before)
+        for one in found.values()
+        for key, (before, _) in _EXPORTABLE.items()
+        if getattr(one, key, None) == before
+    ]
+    for one, key, _ in changed:
+        setattr(one, key, _EXPORTABLE[key][1])
     try:
         yield
     finally:
-        for one in keeping:
-            one.use_cache = True
+        for one, key, before in changed:
+            setattr(one, key, before)
 
 
 @contextmanager

@@ -20,10 +20,10 @@ Tensor = Any
 
 
 class Two(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """Its second output is no tensor."""
+    """Its second output cannot be sent."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        return x, 2
+    def forward(self, x: Tensor) -> tuple[Tensor, set[int]]:
+        return x, {2}
 
 
 class Turning(torch.nn.Module):  # type: ignore[misc]
@@ -100,7 +100,7 @@ def unknown_name(backend: Backend) -> None:
 
 
 def no_tensor(backend: Backend) -> None:
-    run(backend, [block(4, 0), Two()], gpipe(2, 2))
+    run(backend, [Two(), block(4, 0)], gpipe(2, 2))
 
 
 def other_shapes(backend: Backend) -> None:
@@ -383,7 +383,7 @@ BEFORE: list[Wrong] = [
     (stages_of_another_number, ArgumentError, "3 stages given; the schedule has 2", 2),
     (stage_missing, ArgumentError, "on worker 1: stage 1: a torch.nn.Module expected", 2),
     (unknown_name, ArgumentError, "there is no submodule '7' to cut at", 2),
-    (no_tensor, ArgumentError, "stage 1.* its module returns <class 'int'>; a tensor", 2),
+    (no_tensor, ArgumentError, "stage 0.* returns what cannot be sent: 1 is <class 'set'>", 2),
     (other_shapes, ArgumentError, r"stage 0.*\(4, 4\).*, then one of .*\(4, 5\)", 2),
     (other_widths, BackendError, r"on worker 1: stage 1, input of shape \(4, 4\): Run", 2),
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),

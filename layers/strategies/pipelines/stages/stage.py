@@ -23,15 +23,29 @@ from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
 from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.unit import shapes_only
+from linop.strategies.pipelines.forms import (
+    ALL,
+    PLAIN,
+    TENSOR,
+    Form,
+    Layout,
+    Leaf,
+    Output,
+    arguments,
+    chosen,
+    described,
+    form_of,
+    tensors_in,
+)
 from linop.strategies.pipelines.stages.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
 from linop.strategies.pipelines.stages.stateless import called, reading
 
 Result = Any
-"""Of a module: a tensor, or a tuple, list or mapping of several."""
+"""Of a module: a tensor, or a value that has some (`linop.strategies.pipelines.forms`)."""
 Version = Mapping[str, Tensor]
-Gradients = Mapping[int, Tensor] | None
-"""Of outputs, by number; None for the loss."""
+Gradients = Mapping[Leaf, Tensor] | None
+"""Of tensors of outputs; None for the loss."""
 Roots = tuple[Sequence[GradientEdge], Sequence[Tensor]]
 """Nodes, and the gradients that come to them."""
 _run = torch.autograd.Variable._execution_engine.run_backward
@@ -44,7 +58,7 @@ class _Saved:
     """Data that a forward leaves for its backward; the output itself is not kept."""
 
     inputs: Sequence[Tensor]
-    edges: Mapping[int, GradientEdge]
+    edges: Mapping[Leaf, GradientEdge]
     """Nodes of the graph that computed the outputs, or the loss; none of what requires no
     gradient."""
     weights: Version | None
@@ -68,9 +82,9 @@ class Stage:
 
     Args:
         index: of the stage.
-        module: called with a tensor for each edge into the stage.
+        module: called with what comes along the edges into the stage.
         row: the worker's actions; those of other stages are ignored.
-        outputs: numbers of the outputs that others take; none for the last stage.
+        outputs: those that others take; none for the last stage.
         recompute: True: forwards keep their inputs only, and are computed again in backward.
         halves: False: compute both halves of a backward in the first, as a stage on several workers
             has to: its messages are of both. One with sharded parameters always does.
@@ -83,7 +97,7 @@ class Stage:
         index: int,
         module: Any,
         row: Sequence[Action],
-        outputs: Sequence[int] = (),
+        outputs: Sequence[Output] = (),
         recompute: bool = False,
         halves: bool = True,
         count: Callable[[bool], int] | None = None,
@@ -91,6 +105,13 @@ class Stage:
         self.index = index
         self.module = module
         self._outputs = outputs
+        one = len(outputs) == 1 and outputs[0] in (0, ALL)
+        self._single = {outputs[0]: TENSOR} if one else None
+        """Outputs, if they are one tensor; or several, each by its number."""
+        numbers = bool(outputs) and all(k != ALL and isinstance(k, int) for k in outputs)
+        self._numbered = dict.fromkeys(outputs, TENSOR) if numbers else None
+        self.layouts: Mapping[int, Layout] = {}
+        """Of micro-batches: those of others have tensors by position."""
         self._recompute = recompute
         self._writes = False
         self.random = RandomNumbers(index, alone=halves)
@@ -132,17 +153,34 @@ class Stage:
 
     def forward(
         self, micro_batch: int, inputs: Sequence[Tensor], version: int = -1
-    ) -> dict[int, Tensor]:
-        """Outputs for one micro-batch that others take, by number, without graph. To be called with
-        gradients enabled.
+    ) -> dict[Leaf, Tensor]:
+        """Tensors for one micro-batch that others take, without graph. To be called with gradients
+        enabled.
 
         Args:
             version: of the parameters; -1 for the newest.
         """
         weights = self._weights(version)
-        outputs = self.checked(self._called(micro_batch, inputs, weights))
+        outputs = self._sent(micro_batch, self._called(micro_batch, inputs, weights))
         self._save(micro_batch, inputs, outputs, weights)
         return {k: y.detach() for k, y in outputs.items()}
+
+    def _sent(self, micro_batch: int, result: Result) -> dict[Leaf, Tensor]:
+        """Tensors of a micro-batch's outputs.
+
+        Raises:
+            ArgumentError: they have another structure than the other workers expect.
+        """
+        forms, found = self.checked(result)
+        wanted = self.layouts.get(micro_batch, PLAIN).outputs
+        if forms is wanted or wanted is None or forms == wanted:
+            return found
+        each = [{k: described(form) for k, form in one.items()} for one in (forms, wanted)]
+        raise ArgumentError(
+            f"stage {self.index}: its module returns {each[0]} for micro-batch {micro_batch}, and "
+            f"returned {each[1]} for zeros of the same shapes; one structure, with the same "
+            f"constants, for all values of the input expected: {ALL} stands for the whole result"
+        )
 
     def forward_loss(
         self,
@@ -154,14 +192,14 @@ class Stage:
         """The loss for one micro-batch, without graph; see `forward`."""
         weights = self._weights(version)
         result = self._called(micro_batch, inputs, weights)
-        parts = self.checked(result)
+        self.checked(result)
         value = loss(micro_batch, result)
-        if not value.requires_grad and any(y.requires_grad for y in parts.values()):
+        if not value.requires_grad and any(y.requires_grad for y in tensors_in(result)):
             raise ArgumentError(
                 f"Pipeline: a loss that depends on the output expected, given {value!r}, which has "
                 f"no gradient: it was detached, or computed without gradients"
             )
-        self._save(micro_batch, inputs, {0: value}, weights)
+        self._save(micro_batch, inputs, {(0, 0): value}, weights)
         plain = self._saved[micro_batch].loss = value.detach()
         return plain
 
@@ -174,7 +212,7 @@ class Stage:
         self,
         micro_batch: int,
         inputs: Sequence[Tensor],
-        results: Mapping[int, Tensor],
+        results: Mapping[Leaf, Tensor],
         weights: Version | None,
     ) -> None:
         """Keep what the backward needs."""
@@ -185,8 +223,9 @@ class Stage:
         self, micro_batch: int, inputs: Sequence[Tensor], weights: Version | None
     ) -> Result:
         plain = weights is None and not (self._recompute or self._writes)
+        form = self.layouts.get(micro_batch, PLAIN).arguments
         if plain and not self.random.draws(self.module.training):
-            return self.module(*inputs)
+            return self._applied(form, inputs)
         changed: Version = {}
         seeded = partial(self.random.of, self.module.training, micro_batch)
 
@@ -196,9 +235,9 @@ class Stage:
             with seeded():
                 # A second forward reads the buffers of the first, and leaves the module's alone.
                 if weights is None and not changed:
-                    return self.module(*inputs)
+                    return self._applied(form, inputs)
                 given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
-                return called(self.module, given, inputs)
+                return called(self.module, given, *arguments(form, inputs))
 
         if not self._recompute:
             return call(*inputs)
@@ -215,25 +254,35 @@ class Stage:
         changed = {name: b for name, b in before.items() if not torch.equal(b, after[name])}
         return y
 
+    def _applied(self, form: Form | None, inputs: Sequence[Tensor]) -> Result:
+        """The module's result for its inputs."""
+        if form is None:
+            return self.module(*inputs)
+        positional, named = arguments(form, inputs)
+        return self.module(*positional, **named)
+
     def evaluate(
         self, micro_batch: int, inputs: Sequence[Tensor]
-    ) -> tuple[dict[int, Tensor], Result]:
-        """Outputs, and the module's result, for the newest parameters, without graph."""
+    ) -> tuple[dict[Leaf, Tensor], Result]:
+        """Tensors of outputs, and the module's result, for the newest parameters, without graph."""
         with torch.no_grad(), self.random.of(self.module.training, f"evaluation {micro_batch}"):
             # Stages of one worker share a tensor that several take.
             own = [x.clone() for x in inputs] if self._writes else inputs
-            result = self.module(*own)
-        return self.checked(result), result
+            result = self._applied(self.layouts.get(micro_batch, PLAIN).arguments, own)
+        return self._sent(micro_batch, result), result
 
-    def probe(self, inputs: Sequence[Tensor], meet: Callable[[], object]) -> dict[int, Tensor]:
-        """Outputs for any values, which leaves neither the module's buffers nor random numbers
-        changed.
+    def probe(
+        self, form: Form | None, inputs: Sequence[Tensor], meet: Callable[[], object]
+    ) -> tuple[Mapping[Output, Form], dict[Leaf, Tensor]]:
+        """Forms of outputs, and their tensors, for any values, which leaves neither the module's
+        buffers nor random numbers changed.
 
         Args:
+            form: of the module's arguments; None: the inputs, by position.
             meet: called when the module's messages are over, before errors of this worker alone.
 
         Raises:
-            ArgumentError: one is no tensor, or of another shape the second time.
+            ArgumentError: one cannot be sent, or is of another shape the second time.
         """
         results = []
         for _ in range(2):
@@ -241,47 +290,69 @@ class Stage:
             with torch.no_grad(), shapes_only(), self.random.probing(self.module.training):
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
-                results.append(called(self.module, own, again))
+                results.append(called(self.module, own, *arguments(form, again)))
             self._writes |= versions != [x._version for x in again]
             torch.clear_autocast_cache()  # casts of weights without graph, which a step would use
         meet()
         found = [self.checked(result) for result in results]
-        shapes = [[(tuple(y.shape), y.dtype) for y in one.values()] for one in found]
+        about = [
+            [(tuple(y.shape), y.dtype) for y in tensors.values()] + [*forms.values()]
+            for forms, tensors in found
+        ]
+        shapes = [one[: len(tensors)] for one, (_, tensors) in zip(about, found, strict=True)]
         if shapes[0] != shapes[1]:
             raise ArgumentError(
                 f"stage {self.index}: its module returns a tensor of {shapes[0]}, then one of "
                 f"{shapes[1]} for the same input; one shape for all micro-batches of a size "
                 f"expected"
             )
+        if about[0] != about[1]:
+            raise ArgumentError(
+                f"stage {self.index}: its module returns values of two structures for the same "
+                f"input, {about[0][len(shapes[0]) :]} and {about[1][len(shapes[1]) :]}"
+            )
         return found[0]
 
-    def checked(self, result: Result) -> dict[int, Tensor]:
-        """The module's outputs that others take, by number; all of the last stage.
+    def checked(self, result: Result) -> tuple[Mapping[Output, Form], dict[Leaf, Tensor]]:
+        """Forms of the module's outputs that others take, and their tensors.
 
         Raises:
-            ArgumentError: one is not there, or is no tensor with rows.
+            ArgumentError: one is not there, or cannot be sent; the last stage returns no tensor.
         """
-        if type(result) is torch.Tensor and result.ndim and self._outputs in ([0], []):
-            return {0: result}
-        parts = dict(enumerate(_parts(result)))
-        for k in self._outputs or parts or (0,):
-            y = parts.get(k)
-            if not isinstance(y, torch.Tensor) or not y.ndim:
-                kind = "a tensor without dimensions" if k in parts else f"no output {k}"
-                if k in parts and not isinstance(y, torch.Tensor):
-                    kind = repr(type(y))
-                raise ArgumentError(
-                    f"stage {self.index}: its module returns {kind}; a tensor whose first "
-                    f"dimension is that of the batch expected"
-                )
-        return {k: parts[k] for k in self._outputs or parts}
+        if type(result) is torch.Tensor and self._single is not None:
+            (output,) = self._single
+            return self._single, {(output, 0): result}
+        if type(result) is tuple and self._numbered is not None:
+            plain = {(k, 0): x for k, x in enumerate(result) if type(x) is torch.Tensor}
+            if self._numbered.keys() <= {k for k, _ in plain}:
+                return self._numbered, {(k, 0): plain[k, 0] for k in self._numbered}
+        forms: dict[Output, Form] = {}
+        found: dict[Leaf, Tensor] = {}
+        for k in self._outputs:
+            tensors: list[Tensor] = []
+            try:
+                forms[k] = form_of(chosen(result, k), tensors, "" if k == ALL else f"output {k}")
+            except KeyError:
+                raise self._unfit(f"no output {k!r}") from None
+            except ArgumentError as error:
+                raise self._unfit(f"what cannot be sent: {error}") from None
+            found |= {(k, n): x for n, x in enumerate(tensors)}
+        if not (found if self._outputs else tensors_in(result)):
+            raise self._unfit(repr(type(result)))
+        return forms, found
+
+    def _unfit(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"stage {self.index}: its module returns {what}; a tensor expected, or a tuple, list, "
+            f"mapping or data class of tensors"
+        )
 
     def backward(self, micro_batch: int, gradients: Gradients) -> list[Tensor | None]:
         """Add the gradients of the parameters to their ``grad``; return those of the inputs, None
         for one on which the loss does not depend.
 
         Args:
-            gradients: of the outputs, by number; None for the loss.
+            gradients: of tensors of the outputs; None for the loss.
         """
         saved = self._saved.pop(micro_batch)
         edges, roots = saved.started(gradients)
@@ -390,29 +461,6 @@ class Stage:
 def sharded_units(module: Any) -> list[Any]:
     """The units of a module's sharded parameters."""
     return [unit for m in module.modules() for unit in getattr(m, "_linop_units", ())]
-
-
-def _parts(result: Result) -> Sequence[Tensor]:
-    if isinstance(result, torch.Tensor):
-        return (result,)
-    if isinstance(result, Mapping):
-        return list(result.values())
-    return result if isinstance(result, tuple | list) else [result]
-
-
-def tensors_of(result: Result) -> list[Tensor]:
-    """The tensors that a module returns."""
-    return [x for x in _parts(result) if isinstance(x, torch.Tensor)]
-
-
-def joined(results: list[Result]) -> Result:
-    """The rows of several results of a module, as one."""
-    first = results[0]
-    if isinstance(first, Mapping):
-        return {key: torch.cat([result[key] for result in results]) for key in first}
-    if isinstance(first, tuple | list):
-        return tuple(map(torch.cat, zip(*results, strict=True)))
-    return torch.cat(results)
 
 
 def _gradient(x: Tensor) -> Tensor | None:

@@ -24,7 +24,16 @@ def reading(module: Module, state: Mapping[str, Tensor]) -> AbstractContextManag
     return context
 
 
-def called(module: Module, state: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> Any:
-    """Result of a module with other parameters and buffers, by name."""
+def called(
+    module: Module,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Result of a module with other parameters and buffers, by name.
+
+    Args:
+        inputs, options: its arguments, by position and by name.
+    """
     with reading(module, state):
-        return module(*inputs)
+        return module(*inputs, **(options or {}))
