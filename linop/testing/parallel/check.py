@@ -22,7 +22,7 @@ from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.recording.programs import Program, of_file
 from linop.testing.parallel.recording.records import Declared, Record
 from linop.testing.parallel.relations import Kind, Relation, Scale
-from linop.testing.parallel.ways import Context, base, overall, program_groups
+from linop.testing.parallel.ways import Context, base, overall, program_groups, used_whole
 from linop.testing.parallel.words import factor_text
 
 SECONDS = 120.0
@@ -190,6 +190,9 @@ def report(
     context = Context(
         by_rank, twin, locations, names, broken, suspect, *base(right), overall(found)
     )
+    whole = used_whole(context, wrong)
+    proven = [one.as_otherwise() if one in whole else one for one in proven]
+    context.broken = {at: one for at, one in broken.items() if one not in whole}
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
@@ -267,7 +270,7 @@ def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
     """A pair in a report: what numbers say of the program goes first."""
     if passed and pair.proven is False:
         if pair.otherwise:
-            return replace(pair, spaces=pair.otherwise, proven=True, counterexample="")
+            return pair.as_otherwise()
         return pair.undecided("it is right by numbers, between other spaces than these")
     if pair.proven and pair.unless and not passed:
         return pair.undecided(pair.unless)

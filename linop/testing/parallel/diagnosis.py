@@ -306,6 +306,13 @@ def _turned(
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
     why = "The gradients of what is computed here are the twin's, those of its arguments are not."
+    wrong = kind in (Kind.OTHER, Kind.SHARD) and here is not None
+    if wrong and call is not None and call.custom and way.has_right_result(call):
+        operator = f"the adjoint of {call.name}"
+        why = (
+            f"The gradient of the result of {call.name} is right, that of its argument is not: its "
+            f"backward is not the derivative of its forward, or leaves out what other ranks send."
+        )
     if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
         there, back = (_each(one) or "nothing" for one in moved_back)
         operator = f"the {back} of the backward pass is too many"

@@ -101,6 +101,28 @@ def scaled(relation: Relation) -> float | None:
     return None
 
 
+def used_whole(context: Context, wrong: Iterable[Compared]) -> list[Pair]:
+    """Broken pairs that are adjoint if their results are replicated, as they seem to be: behind
+    them all ranks run a layer, whose gradients lack the same sum as those of the results do."""
+    found: list[Pair] = []
+    for (rank, number), pair in context.broken.items():
+        if not pair.otherwise:
+            continue
+        record = context.ranks[rank]
+        outputs = record.calls[number].outputs
+        at = (context.locations.at.get((rank, one)) for one in outputs)
+        lacking = [one.gradient for one in at if one is not None and one.gradient is not None
+                   and one.gradient.kind is Kind.UNSUMMED]  # fmt: skip
+        for start in lacking[:1]:
+            used = {n for call in Way(context, rank, outputs).calls_of(start) for n in call.inputs}
+            layers = {record.tensors[n].parameter for n in used} - {""}
+            groups = {each for each, _ in start.options}
+            if any(groups.intersection(each for each, _ in (one.left or one.gradient).options)
+                   for one in wrong if one.name in layers):  # fmt: skip
+                found.append(pair)
+    return found
+
+
 class Way:
     """The tensors between some tensors and the loss, on one rank.
 
@@ -248,6 +270,12 @@ class Way:
         """The first call on the way whose backward is proven not to be its adjoint."""
         found = self.pairs(self.context.broken)
         return next((each for each in found if each[1].proven is False), None)
+
+    def has_right_result(self, call: Call) -> bool:
+        """True if the gradients of a call's results are the twin's, as far as they are known."""
+        found = [self.context.locations.at.get((self.rank, number)) for number in call.outputs]
+        known = [at.gradient.kind for at in found if at is not None and at.gradient is not None]
+        return set(known) <= {Kind.EQUAL, Kind.FACTOR}
 
     def copying(self, start: Relation) -> Call | None:
         """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
