@@ -89,8 +89,8 @@ FAULT = {
     "parameter": ["words.weight", "trunk.weight", "trunk.bias"],
     "kind": "missing sum over 2 ranks", "factor": None, "loss": "equal",
     "kinds": {"words.weight": "other"},
-    "note": "no sum before the logits: what comes through the trunk is a term on each rank, that of "
-            "the logits themselves is right; the sum behind the embedding is right, too",
+    "note": "no sum before the logits: what comes through the trunk is a term on each rank, and "
+            "that of the logits is whole; the sum behind the embedding is right",
     "place": ["Copy.apply(h) @ self.words.weight.T"],
     "report": None,
 }  # fmt: skip
