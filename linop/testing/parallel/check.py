@@ -17,7 +17,7 @@ from linop.testing.parallel import forward
 from linop.testing.parallel.diagnosis import OF_ITS, diagnosed
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
-from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
+from linop.testing.parallel.parameters import Compared, buffers, compared, loss, norms, tolerances
 from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.recording.programs import Program, of_file
 from linop.testing.parallel.recording.records import Declared, Record
@@ -188,7 +188,7 @@ def report(
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
     by_rank = {one.rank: one for one in ranks}
     context = Context(
-        by_rank, twin, locations, names, broken, suspect, *base(right), overall(found)
+        by_rank, twin, locations, names, broken, suspect, *base(right), overall(found), norms(found)
     )
     whole = used_whole(context, wrong)
     proven = [one.as_otherwise() if one in whole else one for one in proven]

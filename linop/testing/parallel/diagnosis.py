@@ -15,6 +15,7 @@ from linop.testing.parallel.after import (
     after_the_pass,
     moved_gradients,
     rest_is_missing,
+    scaled_by_rank,
     treated_as_others,
 )
 from linop.testing.parallel.findings import (
@@ -154,6 +155,8 @@ def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     if left is not None and not as_others and (moved or not _alike(left, final)):
         if finding := after_the_pass(context, one, left, final):
             return finding
+    if left is None and (finding := scaled_by_rank(context, one, final)):
+        return finding
     start = left if left is not None and left.kind is not Kind.EQUAL and not as_others else final
     return _on_the_way(context, one, start, final)
 
@@ -181,7 +184,7 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
         if start.kind in (Kind.OTHER, Kind.SHARD):
-            if cut := way.detached():
+            if cut := way.detached(start):
                 return _detached(context, one, final, cut)
             if moved := way.undifferentiated():
                 return _not_differentiated(context, one, final, moved)

@@ -52,6 +52,16 @@ class Relation:
     def groups(self) -> Groups:
         return self.options[0][0] if self.options else ()
 
+    def like(self, other: Relation, scale: Scale) -> bool:
+        """True if both are factors, and equal up to rounding."""
+        if self.kind is not Kind.FACTOR or other.kind is not Kind.FACTOR:
+            return False
+        mine, theirs = self.factors or {-1: self.factor}, other.factors or {-1: other.factor}
+        allowed = 1e-6 + 2 * scale.of_factors
+        return mine.keys() == theirs.keys() and all(
+            abs(k - theirs[r]) <= allowed * abs(theirs[r]) for r, k in mine.items()
+        )
+
     def preferring(self, groups: Groups) -> Relation:
         """With these groups first, if they are among the options."""
         found = [one for one in self.options if one[0] == groups]
@@ -72,6 +82,11 @@ class Scale:
 
     relative: float
     least: float
+
+    @property
+    def of_factors(self) -> float:
+        """The relative error of a factor, which is found from many elements."""
+        return self.relative / 8
 
     def near(self, a: np.ndarray, b: np.ndarray) -> bool:
         """True if two arrays are equal up to rounding."""
@@ -104,7 +119,7 @@ def related(
         return Relation(Kind.NONE)
     factors = {r: _factor(found[r], expected[r], scale) for r in ranks}
     if all(one is not None for one in factors.values()):
-        plain = {r: float(one) for r, one in factors.items() if one is not None}
+        plain = {r: rounded(one, scale) for r, one in factors.items() if one is not None}
         sums = _sums(found, expected, scale, groups)
         same = max(plain.values()) - min(plain.values()) <= 1e-6 * max(map(abs, plain.values()))
         if same:
@@ -120,6 +135,15 @@ def related(
     if _rearranged(found, expected, scale):
         return Relation(Kind.SHARD)
     return Relation(Kind.OTHER)
+
+
+def rounded(k: float, scale: Scale) -> float:
+    """A factor; a fraction of small numbers, if it is one up to rounding."""
+    for bottom in range(1, 9):
+        near = round(k * bottom) / bottom
+        if abs(k - near) <= scale.of_factors * abs(near):
+            return near
+    return float(k)
 
 
 def _is_simple(k: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording.programs import Program
@@ -208,6 +209,7 @@ def _step(
             str(one.dtype).removeprefix("torch."),
             line=recorder.lines.get(name, ""),
             tied="" if first.get(id(one), name) == name else first[id(one)],
+            held=_held(one),
         )
         for name, one in {**named, **buffers}.items()
     }
@@ -285,6 +287,17 @@ def _whole(tensor: torch.Tensor) -> np.ndarray:
             f"smaller configuration of the model"
         )
     return found
+
+
+def _held(tensor: Any) -> np.ndarray | None:
+    """The positions of the elements of a DTensor that this rank has, flat; None of other tensors,
+    and where ranks have terms of a sum."""
+    mesh, placements = (getattr(tensor, name, None) for name in ("device_mesh", "placements"))
+    if mesh is None or not all(type(one) in (Shard, Replicate) for one in placements):
+        return None
+    everything = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    mine = distribute_tensor(everything, mesh, placements, src_data_rank=None).to_local()
+    return mine.reshape(-1).cpu().numpy()
 
 
 def _expected(
