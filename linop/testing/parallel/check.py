@@ -187,9 +187,9 @@ def report(
     proven, broken, suspect = pairs(locations)
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
     by_rank = {one.rank: one for one in ranks}
-    context = Context(
-        by_rank, twin, locations, names, broken, suspect, *base(right), overall(found), norms(found)
-    )
+    correct = tuple(one.name for one in right if not _is_zero(one, allowed.gradients.least))
+    about = *base(right), overall(found), correct, norms(found)
+    context = Context(by_rank, twin, locations, names, broken, suspect, *about)
     whole = used_whole(context, wrong)
     proven = [one.as_otherwise() if one in whole else one for one in proven]
     context.broken = {at: one for at, one in broken.items() if one not in whole}

@@ -94,6 +94,11 @@ def compared(
     _check_names(ranks, twin)
     theirs = {n: one for n, one in theirs.items() if not one.tied or _is_apart(one, ranks)}
     found = [_compared(one, ranks, twin, allowed, groups) for one in theirs.values()]
+    gradients = [one.gradient for one in found]
+    left = [one.left for one in found if one.left is not None]
+    for one in found:
+        one.gradient = one.gradient.as_terms(gradients)
+        one.left = None if one.left is None else one.left.as_terms(left)
     factors: list[Relation] = []
     for one in found:  # factors that are equal up to rounding are one
         alike = (each for each in factors if one.gradient.like(each, allowed.gradients))

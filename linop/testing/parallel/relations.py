@@ -6,7 +6,7 @@ few; where a value occurs several times, an order of elements is preferred that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
@@ -41,12 +41,15 @@ class Relation:
         factors: of `FACTOR` by rank, if they differ.
         options: partitions of the ranks over whose groups terms give the expected values, each with
             the factor by which they are too large.
+        sums: of `FACTOR` by rank, options by which it may be terms as well, such as where a
+            gradient has so few degrees of freedom that each is a multiple of any other.
     """
 
     kind: Kind
     factor: float = 1.0
     factors: Mapping[int, float] = field(default_factory=dict)
     options: tuple[tuple[Groups, float], ...] = ()
+    sums: tuple[tuple[Groups, float], ...] = ()
 
     @property
     def groups(self) -> Groups:
@@ -61,6 +64,14 @@ class Relation:
         return mine.keys() == theirs.keys() and all(
             abs(k - theirs[r]) <= allowed * abs(theirs[r]) for r, k in mine.items()
         )
+
+    def as_terms(self, others: Iterable[Relation]) -> Relation:
+        """As terms that were not summed, if it may be that, as another relation is."""
+        known = [option for one in others if one.kind is Kind.UNSUMMED for option in one.options]
+        for groups, k in self.sums:
+            if any(groups == each and abs(k - other) < 1e-6 for each, other in known):
+                return Relation(Kind.UNSUMMED, k, options=((groups, k),))
+        return self
 
     def preferring(self, groups: Groups) -> Relation:
         """With these groups first, if they are among the options."""
@@ -129,7 +140,7 @@ def related(
         single = all(one.size == 1 for one in expected.values())
         if sums and ((alone and abs(sums[0][1] - 1) < 1e-6) or (single and _is_simple(sums[0][1]))):
             return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
-        return Relation(Kind.FACTOR, factors=plain)
+        return Relation(Kind.FACTOR, factors=plain, sums=sums)
     if sums := _sums(found, expected, scale, groups):
         return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
     if _rearranged(found, expected, scale):

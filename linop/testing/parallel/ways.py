@@ -28,6 +28,7 @@ class Context:
             of their forward.
         suspect: those whose backward is not, between spaces that they may have.
         overall: the factor of all gradients, if they have one and the same.
+        right: names of parameters whose gradients are the twin's.
         norms: by rank, of the twin's gradients of all that the rank holds.
     """
 
@@ -40,6 +41,7 @@ class Context:
     base: float = 1.0
     references: tuple[Relation, ...] = ()
     overall: float = 1.0
+    right: tuple[str, ...] = ()
     norms: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -285,6 +287,15 @@ class Way:
         found = [self.context.locations.at.get((self.rank, number)) for number in call.outputs]
         known = [at.gradient.kind for at in found if at is not None and at.gradient is not None]
         return set(known) <= {Kind.EQUAL, Kind.FACTOR}
+
+    def carries_right_ones(self, here: Location) -> bool:
+        """True if the gradient of a tensor goes on to that of a parameter which is right."""
+        number = here.numbers[self.rank]
+        return any(
+            number in Way.of(self.context, self.rank, name).numbers
+            for name in self.context.right
+            if name in self.record.parameters
+        )
 
     def copying(self, start: Relation) -> Call | None:
         """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
