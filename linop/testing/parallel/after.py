@@ -58,6 +58,10 @@ def after_the_pass(
             "The backward pass leaves the whole gradient on every rank, and it is summed again "
             "afterwards."
         )
+    elif final.kind is Kind.FACTOR and (needless := _summed_again(context, one, final.factor)):
+        lines = [f"{needless.line}: {needless.text}", *lines]
+        operator = f"the {titles([needless])[0]} is too many"
+        why = "The other sums are over these ranks already, and it is summed again."
     elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
         lines += Way.of(context, min(one.held), one.name).lines_of_movements()
         lines += ends_of_the_loss(context)
@@ -74,6 +78,19 @@ def after_the_pass(
     module, first, also = module_of(one.name) if not lines else "", *_first(lines)
     line, _, text = first.partition(": ")
     return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def _summed_again(context: Context, one: Compared, factor: float) -> Collective | None:
+    """The last sum of a gradient over as many ranks as a factor, which another sum is over, too."""
+    record = context.ranks[min(one.held)]
+    sums = [c for c in record.collectives if c.parameter == one.name and c.reduction == "sum"]
+    for k in reversed(range(len(sums))):
+        others = (set(each.ranks) for each in sums[:k] + sums[k + 1 :])
+        if abs(len(sums[k].ranks) - factor) < 1e-6 and any(
+            each.issuperset(sums[k].ranks) for each in others
+        ):
+            return sums[k]
+    return None
 
 
 def scaled_by_rank(context: Context, one: Compared, final: Relation) -> Finding | None:

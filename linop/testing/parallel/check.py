@@ -122,12 +122,15 @@ def _run(
     """The records of a program, and a note if it ends without being looked at alone."""
     from linop.testing.parallel.recording import processes
 
+    end = time.monotonic() + seconds
     try:
         return processes.run(program, workers, dtype, seconds, True, forks), ""
     except BackendError as error:
         first = error
+    if (left := end - time.monotonic()) <= 0:
+        raise first
     try:
-        found = processes.run(program, workers, dtype, seconds, False, forks)
+        found = processes.run(program, workers, dtype, left, False, forks)
     except BackendError:
         raise first from None
     text = str(first).strip().splitlines()[-1]
@@ -212,7 +215,7 @@ def report(
             f"the gradients that come from there are wrong already: check again when those faults "
             f"are mended"
         )
-    if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
+    if zero := [one.name for one in right if _is_zero(one, allowed.gradients.least)]:
         notes.append(
             f"the gradients of {', '.join(zero)} are zero in this step, so faults in them do not "
             f"show; where that is since a weight is zero, as a LoRA's second one, start from others"
@@ -299,6 +302,8 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
             )
         )
     after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
+    moved = any(p.moved for one in found if one.name in after for p in one.held.values())
+    why = ": step() has changed them already. Leave that to optimizer()" if moved else ""
     if after:
         findings.append(
             Finding(
@@ -307,7 +312,7 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
                 after,
                 Place(),
                 "",
-                "Their gradients are the twin's, and they differ after a step of the optimizer.",
+                f"Their gradients are the twin's, and they differ after the optimizer's step{why}.",
             )
         )
     return findings

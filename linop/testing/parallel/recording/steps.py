@@ -189,6 +189,7 @@ def _step(
     gradients = {
         name: None if one.grad is None else _whole(one.grad) for name, one in named.items()
     }
+    moved = {n for n, one in named.items() if not np.array_equal(_whole(one), values[n])}
     trained = [one for one in dict.fromkeys(net.parameters()) if one.requires_grad]
     if trained:
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -209,6 +210,7 @@ def _step(
             str(one.dtype).removeprefix("torch."),
             line=recorder.lines.get(name, ""),
             tied="" if first.get(id(one), name) == name else first[id(one)],
+            moved=name in moved,
             held=_held(one),
         )
         for name, one in {**named, **buffers}.items()
