@@ -51,17 +51,17 @@ def after_the_pass(
     per_rank = final.kind is Kind.FACTOR and final.factors
     operator, why = "", "The backward pass leaves it right; what happens to it afterwards does not."
     if per_rank:
-        operator = "all-reduce of that number"
-        why = (
-            "Ranks scale their gradients differently: a number that all of them need, such as the "
-            "norm by which gradients are clipped, is each rank's own."
-        )
+        operator, why = _by_rank(context, final)
     elif left.kind is Kind.EQUAL and moved and final.kind is Kind.FACTOR:
         operator = f"the {titles(moved[:1])[0]} is too many"
         why = (
             "The backward pass leaves the whole gradient on every rank, and it is summed again "
             "afterwards."
         )
+    elif final.kind is Kind.FACTOR and (needless := _summed_again(context, one, final.factor)):
+        lines = [f"{needless.line}: {needless.text}", *lines]
+        operator = f"the {titles([needless])[0]} is too many"
+        why = "The other sums are over these ranks already, and it is summed again."
     elif final.kind is Kind.FACTOR and left.kind is Kind.UNSUMMED:
         lines += Way.of(context, min(one.held), one.name).lines_of_movements()
         lines += ends_of_the_loss(context)
@@ -78,6 +78,51 @@ def after_the_pass(
     module, first, also = module_of(one.name) if not lines else "", *_first(lines)
     line, _, text = first.partition(": ")
     return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def _summed_again(context: Context, one: Compared, factor: float) -> Collective | None:
+    """The last sum of a gradient over as many ranks as a factor, which another sum is over, too."""
+    record = context.ranks[min(one.held)]
+    sums = [c for c in record.collectives if c.parameter == one.name and c.reduction == "sum"]
+    for k in reversed(range(len(sums))):
+        others = (set(each.ranks) for each in sums[:k] + sums[k + 1 :])
+        if abs(len(sums[k].ranks) - factor) < 1e-6 and any(
+            each.issuperset(sums[k].ranks) for each in others
+        ):
+            return sums[k]
+    return None
+
+
+def scaled_by_rank(context: Context, one: Compared, final: Relation) -> Finding | None:
+    """The fault of a gradient that each rank has scaled by a number of its own, of one whose state
+    between the backward pass and that is not known, as of FSDP; None if no line is known that
+    changes it."""
+    lines = [p.line for p in one.held.values() if p.line]
+    if not final.factors or not lines:
+        return None
+    first, also = _first(lines)
+    line, _, text = first.partition(": ")
+    place = Place("", line, text, also)
+    return Finding(
+        final.kind, detail(final, context), (one.name,), place, *_by_rank(context, final)
+    )
+
+
+def _by_rank(context: Context, final: Relation) -> tuple[str, str]:
+    """The operator and the sentence of gradients that have another factor on each rank."""
+    why = (
+        "Ranks scale their gradients differently: a number that all of them need, such as the norm "
+        "by which gradients are clipped, is each rank's own."
+    )
+    products = [k * context.norms.get(r, 0.0) for r, k in final.factors.items()]
+    allowed = 1e-6 + 4 * context.locations.gradients.of_factors
+    if max(products) - min(products) > allowed * max(map(abs, products)):
+        return "all-reduce of that number", why
+    return "all-reduce of the square of the norm", (
+        "Ranks scale their gradients by one over the norm of those that each of them holds, as "
+        "clipping by a local norm does. The norm of all is the root of the sum of the squares over "
+        "the ranks."
+    )
 
 
 def rest_is_missing(context: Context, one: Compared, final: Relation) -> bool:

@@ -17,12 +17,12 @@ from linop.testing.parallel import forward
 from linop.testing.parallel.diagnosis import OF_ITS, diagnosed
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
 from linop.testing.parallel.locations import Locations
-from linop.testing.parallel.parameters import Compared, buffers, compared, loss, tolerances
+from linop.testing.parallel.parameters import Compared, buffers, compared, loss, norms, tolerances
 from linop.testing.parallel.proofs import Pair, pairs
 from linop.testing.parallel.recording.programs import Program, of_file
 from linop.testing.parallel.recording.records import Declared, Record
 from linop.testing.parallel.relations import Kind, Relation, Scale
-from linop.testing.parallel.ways import Context, base, overall, program_groups
+from linop.testing.parallel.ways import Context, base, overall, program_groups, used_whole
 from linop.testing.parallel.words import factor_text
 
 SECONDS = 120.0
@@ -122,12 +122,15 @@ def _run(
     """The records of a program, and a note if it ends without being looked at alone."""
     from linop.testing.parallel.recording import processes
 
+    end = time.monotonic() + seconds
     try:
         return processes.run(program, workers, dtype, seconds, True, forks), ""
     except BackendError as error:
         first = error
+    if (left := end - time.monotonic()) <= 0:
+        raise first
     try:
-        found = processes.run(program, workers, dtype, seconds, False, forks)
+        found = processes.run(program, workers, dtype, left, False, forks)
     except BackendError:
         raise first from None
     text = str(first).strip().splitlines()[-1]
@@ -187,9 +190,12 @@ def report(
     proven, broken, suspect = pairs(locations)
     right = [one for one in found if one.gradient.kind is Kind.EQUAL]
     by_rank = {one.rank: one for one in ranks}
-    context = Context(
-        by_rank, twin, locations, names, broken, suspect, *base(right), overall(found)
-    )
+    correct = tuple(one.name for one in right if not _is_zero(one, allowed.gradients.least))
+    about = *base(right), overall(found), correct, norms(found)
+    context = Context(by_rank, twin, locations, names, broken, suspect, *about)
+    whole = used_whole(context, wrong)
+    proven = [one.as_otherwise() if one in whole else one for one in proven]
+    context.broken = {at: one for at, one in broken.items() if one not in whole}
     unlike = tuple(one.name for one in wrong)
     if not equal_loss:
         findings.append(forward.origin(context, unlike))
@@ -209,7 +215,7 @@ def report(
             f"the gradients that come from there are wrong already: check again when those faults "
             f"are mended"
         )
-    if zero := [one.name for one in found if _is_zero(one, allowed.gradients.least)]:
+    if zero := [one.name for one in right if _is_zero(one, allowed.gradients.least)]:
         notes.append(
             f"the gradients of {', '.join(zero)} are zero in this step, so faults in them do not "
             f"show; where that is since a weight is zero, as a LoRA's second one, start from others"
@@ -267,7 +273,7 @@ def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
     """A pair in a report: what numbers say of the program goes first."""
     if passed and pair.proven is False:
         if pair.otherwise:
-            return replace(pair, spaces=pair.otherwise, proven=True, counterexample="")
+            return pair.as_otherwise()
         return pair.undecided("it is right by numbers, between other spaces than these")
     if pair.proven and pair.unless and not passed:
         return pair.undecided(pair.unless)
@@ -296,6 +302,8 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
             )
         )
     after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
+    moved = any(p.moved for one in found if one.name in after for p in one.held.values())
+    why = ": step() has changed them already. Leave that to optimizer()" if moved else ""
     if after:
         findings.append(
             Finding(
@@ -304,7 +312,7 @@ def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Fin
                 after,
                 Place(),
                 "",
-                "Their gradients are the twin's, and they differ after a step of the optimizer.",
+                f"Their gradients are the twin's, and they differ after the optimizer's step{why}.",
             )
         )
     return findings

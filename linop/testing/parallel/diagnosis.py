@@ -15,6 +15,7 @@ from linop.testing.parallel.after import (
     after_the_pass,
     moved_gradients,
     rest_is_missing,
+    scaled_by_rank,
     treated_as_others,
 )
 from linop.testing.parallel.findings import (
@@ -30,7 +31,7 @@ from linop.testing.parallel.proofs import Pair
 from linop.testing.parallel.recording.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
 from linop.testing.parallel.stages import between_stages
-from linop.testing.parallel.ways import Context, Way
+from linop.testing.parallel.ways import Context, Way, scaled
 from linop.testing.parallel.words import (
     at,
     averaged,
@@ -151,9 +152,13 @@ def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     if rest_is_missing(context, one, one.gradient):
         return _on_the_way(context, one, one.gradient, one.gradient)
     as_others = left is not None and treated_as_others(context, left, final)
+    if _is_of_all(context, one, left, final):
+        return _of_the_loss(context, one, final)
     if left is not None and not as_others and (moved or not _alike(left, final)):
         if finding := after_the_pass(context, one, left, final):
             return finding
+    if left is None and (finding := scaled_by_rank(context, one, final)):
+        return finding
     start = left if left is not None and left.kind is not Kind.EQUAL and not as_others else final
     return _on_the_way(context, one, start, final)
 
@@ -172,6 +177,7 @@ _DDP = (
 def _on_the_way(context: Context, one: Compared, start: Relation, final: Relation) -> Finding:
     """A fault between the loss and the parameter."""
     kind = final.kind if final.kind is not Kind.EQUAL else start.kind
+    form = "on different parts of the batch or of the sequence"
     for rank in sorted(one.held):
         way = Way.of(context, rank, one.name)
         if not way.locations:
@@ -181,11 +187,15 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if start.kind is Kind.UNSUMMED and (call := way.copying(start)):
             return _copied(context, one, way, start, call)
         if start.kind in (Kind.OTHER, Kind.SHARD):
-            if cut := way.detached():
+            if cut := way.detached(start):
                 return _detached(context, one, final, cut)
             if moved := way.undifferentiated():
                 return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
+        if start.kind is Kind.UNSUMMED and turn is not None and turn[0] is not None:
+            if way.carries_right_ones(turn[0]):  # a sum there would spoil them
+                form = "for different parts of the model"
+                break
         if turn is not None and turn[0] is not None:
             if found_there := between_stages(context, one, way, turn[0], final):
                 return found_there
@@ -199,7 +209,6 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
     groups = groups_text(over, context.names) if over else ""
     place = of_module(context, one.name)
     if kind is Kind.UNSUMMED:
-        form = "on different parts of the batch or of the sequence"
         if len({lines_of(record, one.name) for record in context.ranks.values()}) > 1:
             form = "in different places of the model"
         place = with_switches(context, place)
@@ -214,8 +223,6 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and "
             f"no sum over {groups} ran.{_DDP if averages else ''}",
         )
-    if kind is Kind.FACTOR and context.overall != 1:
-        return _of_the_loss(context, one, final)
     if kind is Kind.NONE:
         place = with_switches(context, place)
     elif kind is Kind.FACTOR:
@@ -223,6 +230,18 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
     changed = tuple(dict.fromkeys(p.line for p in one.held.values() if p.line))
     place = replace(place, also=(*place.also, *changed))
     return Finding(kind, detail(final, context), (one.name,), place, "", _plain_reason(kind))
+
+
+def _is_of_all(context: Context, one: Compared, left: Relation | None, final: Relation) -> bool:
+    """True if all gradients have this one's factor, and neither a movement on its way nor what
+    becomes of it after the backward pass explains it."""
+    if final.kind is not Kind.FACTOR or context.overall == 1:
+        return False
+    before = None if left is None else scaled(left)
+    if before is not None and abs(before - final.factor) > 1e-6 * abs(final.factor):
+        return False
+    ways = (Way.of(context, rank, one.name) for rank in one.held)
+    return not any(way.broken_pair(final) for way in ways)
 
 
 def _of_the_loss(context: Context, one: Compared, final: Relation) -> Finding:
@@ -306,6 +325,13 @@ def _turned(
     moved_back = way.movements(call) if call else ([], [])
     operator = ""
     why = "The gradients of what is computed here are the twin's, those of its arguments are not."
+    wrong = kind in (Kind.OTHER, Kind.SHARD) and here is not None
+    if wrong and call is not None and call.custom and way.has_right_result(call):
+        operator = f"the adjoint of {call.name}"
+        why = (
+            f"The gradient of the result of {call.name} is right, that of its argument is not: its "
+            f"backward is not the derivative of its forward, or leaves out what other ranks send."
+        )
     if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
         there, back = (_each(one) or "nothing" for one in moved_back)
         operator = f"the {back} of the backward pass is too many"

@@ -257,15 +257,8 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
             at = following[-1]
             also = _beside_the_loss(context, rank, last, at)
             place = Place(at.module, at.line or used[-1].line, at.text or used[-1].text, also)
-        gradient = last.gradient
-        if gradient is not None and gradient.kind is Kind.FACTOR:
-            kind = Kind.FACTOR
-            each = gradient.factors or dict.fromkeys(last.numbers, gradient.factor)
-            if averaged(context):  # behind the backward pass
-                each = {rank: k / len(context.ranks) for rank, k in each.items()}
-            detail = ", ".join(f"{factor_text(k)} on rank {r}" for r, k in each.items())
-            if max(each.values()) - min(each.values()) < 1e-9:
-                detail = factor_text(next(iter(each.values())))
+        if factors := _weights(context, last):
+            kind, detail = Kind.FACTOR, _weights_text(factors)
     elif calls:
         place = Place(calls[-1].module, calls[-1].line, calls[-1].text)
     losses = [record.loss for record in (*context.ranks.values(), context.twin)]
@@ -275,13 +268,47 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
     how = "in another way"
     if kind is Kind.FACTOR:
         how = "with another factor than the twin's"
-    if kind is Kind.FACTOR and "rank" in detail:
+    if kind is Kind.FACTOR and " on " in detail:
         how = (
             "with other weights than the twin's: a mean of means is the mean of everything only "
-            "where all ranks have the same number of elements; weigh each by its own number"
+            "where all of them are of the same number of elements; weigh each by its own number"
         )
     why = f"All tensors up to the loss are the twin's; the ranks' losses are put together {how}."
     return Finding(kind, detail, parameters, place, "", why, "the loss")
+
+
+def _weights(context: Context, last: Location) -> dict[tuple[int, int], float]:
+    """By rank and part of its batch, the factor of what goes into the loss beside the twin's;
+    nothing if a rank has none. Rows that are equal may be taken for each other: parts whose
+    gradient is no multiple do not count while the rank has others."""
+    ranks: set[int] = set()
+    found: dict[tuple[int, int], float] = {}
+    share = len(context.ranks) if averaged(context) else 1  # behind the backward pass
+    for one in context.locations.all:
+        if one.key[:3] != last.key[:3] or not _is_activation(context, one):
+            continue
+        ranks.update(one.numbers)
+        gradient = one.gradient
+        if gradient is not None and gradient.kind in (Kind.EQUAL, Kind.FACTOR):
+            each = gradient.factors or dict.fromkeys(one.numbers, gradient.factor)
+            found |= {(rank, one.key[3]): k / share for rank, k in each.items()}
+    return found if ranks == {rank for rank, _ in found} else {}
+
+
+def _weights_text(factors: dict[tuple[int, int], float]) -> str:
+    """Factors by rank and part of the batch, in as few words as there are different ones."""
+    ranks, parts = ({key[k] for key in factors} for k in (0, 1))
+    texts = {key: factor_text(k) for key, k in sorted(factors.items())}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    by_rank = {rank: {text for (r, _), text in texts.items() if r == rank} for rank in ranks}
+    if all(len(each) == 1 for each in by_rank.values()):
+        return ", ".join(f"{text} on rank {r}" for r, (text,) in by_rank.items())
+    of = {part: k for k, part in enumerate(sorted(parts), 1)}
+    return ", ".join(
+        f"{text} on part {of[part]} of the batch" + (f" of rank {rank}" if len(ranks) > 1 else "")
+        for (rank, part), text in texts.items()
+    )
 
 
 def _beside_the_loss(context: Context, rank: int, last: Location, call: Call) -> tuple[str, ...]:
@@ -295,10 +322,12 @@ def _beside_the_loss(context: Context, rank: int, last: Location, call: Call) ->
 
 def _last_activation(context: Context) -> Location | None:
     """The last tensor before the loss of which a gradient is known."""
-    found = [
-        one
-        for one in context.locations.all
-        if one.matched and one.gradient is not None and _varied(context, one.twin)
-        and not context.twin.tensors[one.twin].parameter
-    ]  # fmt: skip
+    found = [one for one in context.locations.all if _is_activation(context, one)]
     return found[-1] if found else None
+
+
+def _is_activation(context: Context, one: Location) -> bool:
+    """True for a tensor of the twin of which a gradient is known, and that is no parameter."""
+    if not one.matched or one.gradient is None or not _varied(context, one.twin):
+        return False
+    return not context.twin.tensors[one.twin].parameter

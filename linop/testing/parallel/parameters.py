@@ -93,7 +93,19 @@ def compared(
     theirs = {n: one for n, one in twin.parameters.items() if not one.buffer and one.trained}
     _check_names(ranks, twin)
     theirs = {n: one for n, one in theirs.items() if not one.tied or _is_apart(one, ranks)}
-    return [_compared(one, ranks, twin, allowed, groups) for one in theirs.values()]
+    found = [_compared(one, ranks, twin, allowed, groups) for one in theirs.values()]
+    gradients = [one.gradient for one in found]
+    left = [one.left for one in found if one.left is not None]
+    for one in found:
+        one.gradient = one.gradient.as_terms(gradients)
+        one.left = None if one.left is None else one.left.as_terms(left)
+    factors: list[Relation] = []
+    for one in found:  # factors that are equal up to rounding are one
+        alike = (each for each in factors if one.gradient.like(each, allowed.gradients))
+        if (first := next(alike, None)) is not None:
+            one.gradient = first
+        factors.append(one.gradient)
+    return found
 
 
 def _is_apart(one: Parameter, ranks: Sequence[Record]) -> bool:
@@ -145,7 +157,41 @@ def _compared(
     elif given_away := _given_away(one.name, ranks, held):
         left = related_to_a_block(given_away, whole, allowed.gradients, groups)
     relation = related(given, expected, allowed.gradients, groups)
+    if relation.kind in (Kind.OTHER, Kind.SHARD):
+        apart = _on_own_elements(held, given, expected, allowed)
+        relation = apart if apart is not None and apart.kind is Kind.FACTOR else relation
     return Compared(one.name, held, expected, relation, values, after, left)
+
+
+def _on_own_elements(
+    held: dict[int, Parameter],
+    given: dict[int, np.ndarray | None],
+    expected: dict[int, np.ndarray],
+    allowed: Tolerances,
+) -> Relation | None:
+    """The relation of the gradients of a DTensor, on the elements that each rank has; None if it is
+    no DTensor."""
+    mine: dict[int, np.ndarray] = {}
+    theirs: dict[int, np.ndarray] = {}
+    for rank, one in held.items():
+        gradient = given[rank]
+        if one.held is None or gradient is None:
+            return None
+        if one.held.size:
+            mine[rank] = gradient.ravel()[one.held]
+            theirs[rank] = expected[rank].ravel()[one.held]
+    return related(mine, theirs, allowed.gradients)
+
+
+def norms(found: Sequence[Compared]) -> dict[int, float]:
+    """By rank, the norm of the twin's gradients of all elements that the rank has."""
+    squares: dict[int, float] = {}
+    for one in found:
+        for rank, theirs in one.expected.items():
+            at = one.held[rank].held
+            mine = theirs.ravel() if at is None else theirs.ravel()[at]
+            squares[rank] = squares.get(rank, 0.0) + float((np.abs(mine) ** 2).sum())
+    return {rank: math.sqrt(square) for rank, square in squares.items()}
 
 
 def _given_away(
@@ -259,4 +305,4 @@ def loss(ranks: Sequence[Record], twin: Record, allowed: Tolerances) -> tuple[bo
     return False, f"{shown} on ranks 0 to {len(mine) - 1}, {theirs:.9g} of the twin"
 
 
-__all__ = ["Compared", "Kind", "Tolerances", "buffers", "compared", "loss", "tolerances"]
+__all__ = ["Compared", "Kind", "Tolerances", "buffers", "compared", "loss", "norms", "tolerances"]

@@ -96,6 +96,10 @@ class Pair:
         """As one that cannot be told."""
         return replace(self, proven=None, counterexample=why)
 
+    def as_otherwise(self) -> Pair:
+        """As one between the other spaces, between which it is the adjoint."""
+        return replace(self, spaces=self.otherwise, proven=True, counterexample="")
+
     def as_dict(self) -> dict[str, Any]:
         """As data for JSON; operators as text."""
         texts = {name: op if op is None else str(op) for name, op in (

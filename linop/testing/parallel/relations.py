@@ -6,7 +6,7 @@ few; where a value occurs several times, an order of elements is preferred that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
@@ -41,16 +41,37 @@ class Relation:
         factors: of `FACTOR` by rank, if they differ.
         options: partitions of the ranks over whose groups terms give the expected values, each with
             the factor by which they are too large.
+        sums: of `FACTOR` by rank, options by which it may be terms as well, such as where a
+            gradient has so few degrees of freedom that each is a multiple of any other.
     """
 
     kind: Kind
     factor: float = 1.0
     factors: Mapping[int, float] = field(default_factory=dict)
     options: tuple[tuple[Groups, float], ...] = ()
+    sums: tuple[tuple[Groups, float], ...] = ()
 
     @property
     def groups(self) -> Groups:
         return self.options[0][0] if self.options else ()
+
+    def like(self, other: Relation, scale: Scale) -> bool:
+        """True if both are factors, and equal up to rounding."""
+        if self.kind is not Kind.FACTOR or other.kind is not Kind.FACTOR:
+            return False
+        mine, theirs = self.factors or {-1: self.factor}, other.factors or {-1: other.factor}
+        allowed = 1e-6 + 2 * scale.of_factors
+        return mine.keys() == theirs.keys() and all(
+            abs(k - theirs[r]) <= allowed * abs(theirs[r]) for r, k in mine.items()
+        )
+
+    def as_terms(self, others: Iterable[Relation]) -> Relation:
+        """As terms that were not summed, if it may be that, as another relation is."""
+        known = [option for one in others if one.kind is Kind.UNSUMMED for option in one.options]
+        for groups, k in self.sums:
+            if any(groups == each and abs(k - other) < 1e-6 for each, other in known):
+                return Relation(Kind.UNSUMMED, k, options=((groups, k),))
+        return self
 
     def preferring(self, groups: Groups) -> Relation:
         """With these groups first, if they are among the options."""
@@ -72,6 +93,11 @@ class Scale:
 
     relative: float
     least: float
+
+    @property
+    def of_factors(self) -> float:
+        """The relative error of a factor, which is found from many elements."""
+        return self.relative / 8
 
     def near(self, a: np.ndarray, b: np.ndarray) -> bool:
         """True if two arrays are equal up to rounding."""
@@ -104,7 +130,7 @@ def related(
         return Relation(Kind.NONE)
     factors = {r: _factor(found[r], expected[r], scale) for r in ranks}
     if all(one is not None for one in factors.values()):
-        plain = {r: float(one) for r, one in factors.items() if one is not None}
+        plain = {r: rounded(one, scale) for r, one in factors.items() if one is not None}
         sums = _sums(found, expected, scale, groups)
         same = max(plain.values()) - min(plain.values()) <= 1e-6 * max(map(abs, plain.values()))
         if same:
@@ -114,12 +140,21 @@ def related(
         single = all(one.size == 1 for one in expected.values())
         if sums and ((alone and abs(sums[0][1] - 1) < 1e-6) or (single and _is_simple(sums[0][1]))):
             return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
-        return Relation(Kind.FACTOR, factors=plain)
+        return Relation(Kind.FACTOR, factors=plain, sums=sums)
     if sums := _sums(found, expected, scale, groups):
         return Relation(Kind.UNSUMMED, sums[0][1], options=sums)
     if _rearranged(found, expected, scale):
         return Relation(Kind.SHARD)
     return Relation(Kind.OTHER)
+
+
+def rounded(k: float, scale: Scale) -> float:
+    """A factor; a fraction of small numbers, if it is one up to rounding."""
+    for bottom in range(1, 9):
+        near = round(k * bottom) / bottom
+        if abs(k - near) <= scale.of_factors * abs(near):
+            return near
+    return float(k)
 
 
 def _is_simple(k: float) -> bool:

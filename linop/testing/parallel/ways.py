@@ -3,8 +3,9 @@ the loss on one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Context:
             of their forward.
         suspect: those whose backward is not, between spaces that they may have.
         overall: the factor of all gradients, if they have one and the same.
+        right: names of parameters whose gradients are the twin's.
+        norms: by rank, of the twin's gradients of all that the rank holds.
     """
 
     ranks: dict[int, Record]
@@ -38,6 +41,8 @@ class Context:
     base: float = 1.0
     references: tuple[Relation, ...] = ()
     overall: float = 1.0
+    right: tuple[str, ...] = ()
+    norms: Mapping[int, float] = field(default_factory=dict)
 
 
 def program_groups(ranks: Iterable[Record]) -> tuple[list[Groups], dict[Groups, str]]:
@@ -101,6 +106,28 @@ def scaled(relation: Relation) -> float | None:
     return None
 
 
+def used_whole(context: Context, wrong: Iterable[Compared]) -> list[Pair]:
+    """Broken pairs that are adjoint if their results are replicated, as they seem to be: behind
+    them all ranks run a layer, whose gradients lack the same sum as those of the results do."""
+    found: list[Pair] = []
+    for (rank, number), pair in context.broken.items():
+        if not pair.otherwise:
+            continue
+        record = context.ranks[rank]
+        outputs = record.calls[number].outputs
+        at = (context.locations.at.get((rank, one)) for one in outputs)
+        lacking = [one.gradient for one in at if one is not None and one.gradient is not None
+                   and one.gradient.kind is Kind.UNSUMMED]  # fmt: skip
+        for start in lacking[:1]:
+            used = {n for call in Way(context, rank, outputs).calls_of(start) for n in call.inputs}
+            layers = {record.tensors[n].parameter for n in used} - {""}
+            groups = {each for each, _ in start.options}
+            if any(groups.intersection(each for each, _ in (one.left or one.gradient).options)
+                   for one in wrong if one.name in layers):  # fmt: skip
+                found.append(pair)
+    return found
+
+
 class Way:
     """The tensors between some tensors and the loss, on one rank.
 
@@ -145,16 +172,22 @@ class Way:
         of the parameter is, before one whose gradient is not; and the call that used it. The tensor
         is None if no known one has a wrong gradient, and data are moved before the first that is
         known."""
-        bad = [one for one in self._run(start) if one.gradient is not None]
-        if not bad:
-            calls = [call for number in self._start for call in self._until_known(number)]
-            moving = [call for call in calls if any(self.movements(call))]
+        last = self._last_wrong(start)
+        calls = self._unknown_after(last)
+        moving = [call for call in calls if any(self.movements(call))]
+        if last is None:
             changes = start.kind in (Kind.FACTOR, Kind.OTHER, Kind.SHARD, Kind.NONE)
             return (None, moving[0]) if moving and changes else None
-        last = max(bad, key=lambda one: self.numbers.index(one.numbers[self.rank]))
-        calls = self._until_known(last.numbers[self.rank])
-        moving = [call for call in calls if any(self.movements(call))]
         return last, next(iter(moving or calls), None)
+
+    def _last_wrong(self, start: Relation) -> Location | None:
+        bad = [one for one in self._run(start) if one.gradient is not None]
+        return max(bad, key=lambda one: self.numbers.index(one.numbers[self.rank]), default=None)
+
+    def _unknown_after(self, last: Location | None) -> list[Call]:
+        """The calls between a tensor, or the first ones, and the first known ones behind it."""
+        numbers = self._start if last is None else [last.numbers[self.rank]]
+        return [call for number in numbers for call in self._until_known(number)]
 
     def _run(self, start: Relation) -> list[Location]:
         """Tensors that are computed from the parameter by way of tensors with wrong gradients, or
@@ -249,6 +282,21 @@ class Way:
         found = self.pairs(self.context.broken)
         return next((each for each in found if each[1].proven is False), None)
 
+    def has_right_result(self, call: Call) -> bool:
+        """True if the gradients of a call's results are the twin's, as far as they are known."""
+        found = [self.context.locations.at.get((self.rank, number)) for number in call.outputs]
+        known = [at.gradient.kind for at in found if at is not None and at.gradient is not None]
+        return set(known) <= {Kind.EQUAL, Kind.FACTOR}
+
+    def carries_right_ones(self, here: Location) -> bool:
+        """True if the gradient of a tensor goes on to that of a parameter which is right."""
+        number = here.numbers[self.rank]
+        return any(
+            number in Way.of(self.context, self.rank, name).numbers
+            for name in self.context.right
+            if name in self.record.parameters
+        )
+
     def copying(self, start: Relation) -> Call | None:
         """A call on the way that spreads a tensor over ranks, and whose backward moves nothing."""
         for call in self.calls_of(start):
@@ -288,15 +336,21 @@ class Way:
             if at.gradient.kind in (Kind.EQUAL, Kind.FACTOR):
                 yield at
 
-    def detached(self) -> Call | None:
-        """A call on the way that gives a tensor away without its gradient, which the twin's has."""
+    def detached(self, start: Relation) -> Call | None:
+        """A call on the way that gives a tensor away without its gradient, which the twin's has; or
+        one that the twin has not, between the last wrong gradient and the first right one."""
         made, numbers = made_by(self.record), set(self.numbers)
-        for call in self.record.calls:
-            if call.name != "detach" or call.phase != FORWARD or call.inside >= 0 or not call.line:
-                continue
+        unknown = {call.number for call in self._unknown_after(self._last_wrong(start))}
+        theirs = Counter(call.module for call in self.context.twin.calls if _detaches(call))
+        for call in filter(_detaches, self.record.calls):
+            theirs[call.module] -= 1
             source = call.inputs[0]
             at = self.context.locations.at.get((self.rank, source))
-            if source not in numbers or at is None or not at.matched or at.gradient is None:
+            known = at is not None and at.matched
+            has_gradient = at is not None and at.gradient is not None
+            if source not in numbers or (known and not has_gradient):
+                continue
+            if not known and (call.number not in unknown or theirs[call.module] >= 0):
                 continue
             of_maxima = source in made and "max" in made[source].name  # what exponents begin at
             used = any(self.used.get(number) for number in call.outputs)
@@ -342,3 +396,7 @@ class Way:
         """The collective outside of `autograd.Function`s that moves a tensor."""
         value = self.record.tensors[here.numbers[self.rank]].value
         return None if value is None else self._moving(value)
+
+
+def _detaches(call: Call) -> bool:
+    return call.name == "detach" and call.phase == FORWARD and call.inside < 0 and bool(call.line)

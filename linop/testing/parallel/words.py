@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from linop.testing.parallel.findings import Place, groups_text, ranks_text
 from linop.testing.parallel.locations import Location
-from linop.testing.parallel.recording.records import AFTER, FORWARD, Call, Collective, Record
+from linop.testing.parallel.recording.records import (
+    AFTER,
+    FORWARD,
+    Call,
+    Collective,
+    Record,
+    Tensor,
+)
 from linop.testing.parallel.relations import Kind, Relation
 from linop.testing.parallel.ways import Context, Way
 
@@ -119,21 +126,32 @@ def with_switches(context: Context, place: Place) -> Place:
 
 def ends_of_the_loss(context: Context) -> list[str]:
     """The last lines of forward passes, which put the loss together."""
-    found = []
+    return [f"{call.line}: {call.text}" for _, call in _ends(context)]
+
+
+def _ends(context: Context) -> list[tuple[Record, Call]]:
+    """The calls that made the losses of ranks, and their records; if none is known, the last calls
+    of forward passes."""
+    found: list[tuple[bool, Record, Call]] = []
     for record in context.ranks.values():
         calls = [c for c in record.calls if c.phase == FORWARD and c.line
                  and c.name not in ("detach", "clone", "item")]  # fmt: skip
-        found += [f"{c.line}: {c.text}" for c in calls[-1:]]
-    return found
+        losses = [c for c in calls if any(_is_a_loss(record.tensors[n]) for n in c.outputs)]
+        found += [(bool(losses), record, c) for c in (losses or calls)[-1:]]
+    known = any(one[0] for one in found)
+    return [one[1:] for one in found if one[0] or not known]
+
+
+def _is_a_loss(tensor: Tensor) -> bool:
+    return tensor.differentiable and tensor.value is not None and tensor.value.size == 1
 
 
 def parts_of_the_loss(context: Context) -> int:
     """The number of times that a rank computes the loss, each for a part of its batch."""
-    ends = set(ends_of_the_loss(context))
-    record = next(iter(context.ranks.values()))
-    alike = [c.name for c in record.calls if c.phase == FORWARD and c.inside < 0
-             and f"{c.line}: {c.text}" in ends]  # fmt: skip
-    return alike.count(alike[-1]) if alike else 0
+    for record, end in _ends(context)[:1]:
+        return sum(c.name == end.name and c.line == end.line and c.phase == FORWARD
+                   and c.inside < 0 for c in record.calls)  # fmt: skip
+    return 0
 
 
 def averaged(context: Context) -> bool:

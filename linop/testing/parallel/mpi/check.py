@@ -27,7 +27,7 @@ OVERWRITES = "overwrites the tensor that it is given"
 """Words of notes of recorders."""
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 """Variables that ranks of a job have."""
-_LEFT = 60.0
+_LEFT = 10.0
 """Seconds that a job has beyond its limit, to write stacks."""
 
 
@@ -129,8 +129,12 @@ def _run(target: str, workers: int, dtype: str, seconds: float) -> tuple[list[An
         ArgumentError, BackendError: a rank found nothing.
     """
     first = None
+    end = time.monotonic() + seconds
     for way in ("trace", "results"):
-        found = _tried(target, workers, dtype, seconds, way)
+        if first is not None and end <= time.monotonic():
+            break
+        left = max(end - time.monotonic(), 0.1)
+        found = _tried(target, workers, dtype, left, way)
         if isinstance(found, list):
             told = str(first).strip().splitlines()[-1] if first else ""
             note = f"no places are given: the program cannot be looked at while it runs ({told})"

@@ -131,7 +131,7 @@ class Pair:
         """A function of a vector of all ranks, as one of all ranks; side 0 is the forward.
 
         Raises:
-            Fault: on all ranks, what a function does on one of them.
+            ArgumentError, Fault: on all ranks, what a function returns or does on one of them.
         """
         function = (self.parts.forward, self.parts.adjoint)[side]
         ends = np.cumsum([0, *self.sizes(side)])
@@ -153,34 +153,46 @@ class Pair:
                 result = function(given, self.comm)
         else:
             result = function(given, self.comm)
-        fault, flat = self._looked_at(side, given, before, result)
-        said: list[tuple[str, np.ndarray]] = self.plain.allgather((fault, flat))
-        if any(text for text, _ in said):
-            r, text = next((r, text) for r, (text, _) in enumerate(said) if text)
-            raise Fault(f"rank {r}: {('forward', 'adjoint')[side]}() {text}")
-        return np.concatenate([each for _, each in said])
+        flat: np.ndarray = np.zeros(0)
+        strange = self._unexpected(side, result)
+        fault = "" if strange else self._fault(given, before, result)
+        if not strange and not fault and self.sides[1 - side][self.rank][0] is not None:
+            values = np.asarray(result)
+            wide = np.complex128 if values.dtype.kind == "c" else np.float64
+            flat = values.ravel().astype(wide)
+        said: list[tuple[str, str, np.ndarray]] = self.plain.allgather((strange, fault, flat))
+        name = ("forward", "adjoint")[side]
+        for rank, (strange, fault, _) in enumerate(said):
+            if strange:
+                raise ArgumentError(f"{name}() on rank {rank} {strange}")
+            if fault:
+                raise Fault(f"rank {rank}: {name}() {fault}")
+        return np.concatenate([each for *_, each in said])
 
-    def _looked_at(self, side: int, given: Any, before: Any, result: Any) -> tuple[str, np.ndarray]:
+    def _unexpected(self, side: int, result: Any) -> str:
+        """A result that is no array of the expected kind, in words; empty if it is one."""
         shape, kind = self.sides[1 - side][self.rank]
+        if shape is None:
+            return ""
+        if not isinstance(result, np.ndarray | np.generic) or np.shape(result) != shape:
+            found = f"shape {np.shape(result)}" if isinstance(result, np.ndarray) else repr(result)
+            return f"returns {found}; an array of shape {shape} expected"
+        given = np.asarray(result).dtype
+        if given.kind not in "iufc" or (given.kind == "c") > (kind.kind == "c"):
+            return f"returns {given}; {kind} expected"
+        return ""
+
+    def _fault(self, given: Any, before: Any, result: Any) -> str:
+        """A call that is none of a linear map, in words; empty if it may be one."""
         if given is not None and not np.array_equal(given, before):
             at = tuple(int(k) for k in np.argwhere(given != before)[0])
             return (
                 f"changes its argument: element {list(at)} was {before[at]:g} and is {given[at]:g} "
-                f"after it. Reduce into another array, or a copy",
-                np.zeros(0),
+                f"after it. Reduce into another array, or a copy"
             )
-        if shape is None:
-            return "", np.zeros(0)
-        if not isinstance(result, np.ndarray | np.generic) or np.shape(result) != shape:
-            found = f"shape {np.shape(result)}" if isinstance(result, np.ndarray) else repr(result)
-            return f"returns {found}; an array of shape {shape} expected", np.zeros(0)
-        values = np.asarray(result)
-        if values.dtype.kind not in "iufc" or (values.dtype.kind == "c") > (kind.kind == "c"):
-            return f"returns {values.dtype}; {kind} expected", np.zeros(0)
-        if not np.isfinite(values).all():
-            return "returns numbers that are not finite", np.zeros(0)
-        wide = np.complex128 if values.dtype.kind == "c" else np.float64
-        return "", values.ravel().astype(wide)
+        is_array = isinstance(result, np.ndarray | np.generic)
+        finite = not is_array or bool(np.isfinite(result).all())
+        return "" if finite else "returns numbers that are not finite"
 
     def matrix(self, side: int) -> np.ndarray:
         """The matrix of a function on the arrays of all ranks.

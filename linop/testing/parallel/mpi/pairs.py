@@ -119,7 +119,10 @@ def checked(parts: Parts, comm: Any) -> PairReport:
             **about, passed=False, evidence="all unit vectors", trials=(), faults=(str(fault),)
         )
     passed = trials[0].passed
-    said = [] if passed else operators(there, back, trials[0].codomain != "each rank's own")
+    said = []
+    if not passed:
+        copies = trials[0].codomain != "each rank's own"
+        said = operators(there, back, copies, trials[0])
     return PairReport(
         **about,
         passed=passed,
@@ -220,8 +223,34 @@ def _trial(
         f"from {source} to {target}, adjoint() has {_text(found[i, j])} and the {_transpose(F)} of "
         f"forward() {_text(wanted[i, j])}; {len(wrong)} of {found.size} entries are wrong"
     )
-    why = _reason(pair, found, wanted, wrong, ends)
-    return Trial(*about, False, len(wrong), text), why
+    owners = [
+        np.searchsorted(np.cumsum(pair.sizes(side)), form.picking, side="right")
+        for side, form in enumerate(ends)
+    ]
+    why = _reason(pair, found, wanted, wrong, ends, owners)
+    there, back = (_between(np.abs(M) > allowed, owners) for M in (wanted, found))
+    k = _multiple(found, wanted)
+    factor = 1.0 if k is None or complex(k).imag else float(complex(k).real)
+    return Trial(*about, False, len(wrong), text, there == back, factor), why
+
+
+def _multiple(found: np.ndarray, wanted: np.ndarray) -> Any:
+    """k such that a matrix is k times another one; None if it is no multiple."""
+    at = np.abs(wanted) > 0
+    if not at.any() or found[~at].any() or len({*np.round(found[at] / wanted[at], 9)}) > 1:
+        return None
+    return found[at][0] / wanted[at][0]
+
+
+def _between(matrix: np.ndarray, owners: Sequence[np.ndarray]) -> set[tuple[int, int, int]]:
+    """The entries of a matrix by which an element gets something of another rank: it, and both
+    ranks."""
+    i, j = matrix.nonzero()
+    return {
+        (int(row), int(a), int(b))
+        for row, a, b in zip(i, owners[0][i], owners[1][j], strict=True)
+        if a != b
+    }
 
 
 def _text(value: Any) -> str:
@@ -248,20 +277,15 @@ def _reason(
     wanted: np.ndarray,
     wrong: np.ndarray,
     ends: tuple[Form, Form],
+    owners: Sequence[np.ndarray],
 ) -> str:
     """The common trait of the wrong entries, in words; empty if nothing."""
     if not found.any():
         return "adjoint() is zero"
-    at = np.abs(wanted) > 0
-    if (found[~at] == 0).all() and at.any() and len({*np.round(found[at] / wanted[at], 9)}) == 1:
-        factor = _text(found[at][0] / wanted[at][0])
-        return f"adjoint() is {factor} times the {_transpose(wanted)} of forward()"
+    if (k := _multiple(found, wanted)) is not None:
+        return f"adjoint() is {_text(k)} times the {_transpose(wanted)} of forward()"
     i, j = wrong.T
-    owner = [
-        np.searchsorted(np.cumsum(pair.sizes(side)), form.picking, side="right")
-        for side, form in enumerate(ends)
-    ]
-    local = owner[0][i] == owner[1][j]
+    local = owners[0][i] == owners[1][j]
     lost = (found[i, j] == 0) & (wanted[i, j] != 0)
     one = pair.element(0, int(ends[0].picking[i[0]]))
     if lost.all() and local.all():

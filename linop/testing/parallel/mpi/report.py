@@ -31,6 +31,9 @@ class Trial:
         passed: True if the functions are adjoint there.
         wrong: the number of wrong entries of the adjoint's matrix; -1 if it was not made.
         text: a wrong entry, by rank and index.
+        arrives: True if the adjoint is known to bring all elements to the ranks to which the
+            transpose of the forward does, and no others: numbers are wrong, not the movements.
+        factor: k, if the adjoint is k times the transpose of the forward.
     """
 
     domain: str
@@ -38,6 +41,8 @@ class Trial:
     passed: bool
     wrong: int = -1
     text: str = ""
+    arrives: bool = False
+    factor: float = 1.0
 
     def __str__(self) -> str:
         verdict = "adjoint" if self.passed else f"NOT adjoint: {self.text}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from linop.testing.parallel.findings import ranks_text
-from linop.testing.parallel.mpi.report import Movement
+from linop.testing.parallel.mpi.report import Movement, Trial
 
 _ADJOINTS = {
     "all_reduce": "all_reduce",
@@ -33,6 +33,8 @@ _WORDS = {
     "scan": "scan over {over}",
     "exclusive_scan": "exclusive scan over {over}",
 }
+
+_SUMS = {"all_reduce", "reduce_scatter", "reduce"}
 
 Key = tuple[str, tuple[int, ...], int]
 """Name, ranks and root of a collective; of a message, its two ends are the ranks."""
@@ -125,7 +127,10 @@ def _pairs(keys: Iterable[Key]) -> str:
 
 
 def operators(
-    forward: Sequence[Sequence[Seen]], adjoint: Sequence[Sequence[Seen]], replicated: bool
+    forward: Sequence[Sequence[Seen]],
+    adjoint: Sequence[Sequence[Seen]],
+    replicated: bool,
+    trial: Trial,
 ) -> list[str]:
     """The operators that the adjoint lacks, or has too many.
 
@@ -133,6 +138,9 @@ def operators(
         forward, adjoint: the calls of each rank.
         replicated: True if the results of the forward are copies of one vector, so that an
             all-reduce has the identity as its adjoint, and an all-gather a slice.
+        trial: of the spaces. If all elements arrive there, and no others, no collective is missing,
+            and only those are too many for which the identity would do, or which explain a factor:
+            a sum over as many ranks.
     """
     there, lines = count(forward)
     back, back_lines = count(adjoint)
@@ -150,6 +158,10 @@ def operators(
             wanted[other] += times
     said = []
     missing, extra = wanted - back, back - wanted
+    if trial.arrives:
+        missing = Counter()
+        sums = {one for one in extra if one[0] in _SUMS and len(one[1]) == trial.factor}
+        extra = Counter({one: n for one, n in extra.items() if one in free or one in sums})
     ran = ", ".join(f"{a(words(one))} ({back_lines[one]})" for one in extra)
     messages = [one for one in missing if one[0] == "message"]
     for one in missing:

@@ -9,6 +9,8 @@ from typing import Any
 from linop.testing.parallel.recording.records import Declared
 from linop.testing.parallel.recording.tensors import numbers, users_line
 
+_OF_TORCH = "a gradient, in the backward pass of to_local() without grad_placements"
+
 
 @contextmanager
 def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
@@ -28,7 +30,8 @@ def declarations(add: Callable[[Declared], None]) -> Iterator[None]:
         kinds = [isinstance(one, Replicate) for one in made.placements]
         if at is not None and any(kinds):
             cut = tuple(k for k, whole in zip(at, kinds, strict=True) if not whole)
-            add(Declared(": ".join(users_line()), cut, numbers(local)))
+            line = ": ".join(filter(None, users_line())) or _OF_TORCH
+            add(Declared(line, cut, numbers(local)))
         return made
 
     kind.from_local = staticmethod(from_local)

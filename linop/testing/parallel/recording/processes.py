@@ -18,6 +18,7 @@ from typing import Any
 
 from linop.backends.together.messages import allow, decoded, encoded
 from linop.errors import ArgumentError, BackendError
+from linop.testing.parallel.findings import ranks_text
 from linop.testing.parallel.recording import records
 from linop.testing.parallel.recording.programs import Program
 from linop.testing.parallel.recording.rank import STACKS, take_part
@@ -172,7 +173,7 @@ def failure(
     # Who has failed by itself first, then those that noticed.
     texts = dict(sorted(texts.items(), key=lambda one: "Connection closed by peer" in one[1]))
     if texts:
-        head = f"ranks {', '.join(map(str, texts))} of the program failed"
+        head = f"{ranks_text(tuple(texts))} of the program failed"
         return BackendError("\n".join([f"{head}:", *(f"rank {r}: {t}" for r, t in texts.items())]))
     text = "\n".join(f"rank {r}:\n{stack}" for r, stack in stacks.items() if stack)
     return BackendError(

@@ -128,6 +128,8 @@ class Parameter:
         line: the line of the program that last changed the gradient in place, after a backward
             pass.
         tied: the first name of the parameter, if this is another one.
+        moved: True if the step itself, without an optimizer of ours, has changed the value.
+        held: of a DTensor, the positions of the elements that this rank has, flat; else None.
     """
 
     name: str
@@ -141,6 +143,8 @@ class Parameter:
     expected: tuple[np.ndarray, np.ndarray | None, np.ndarray] | None = None
     line: str = ""
     tied: str = ""
+    moved: bool = False
+    held: np.ndarray | None = None
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording.programs import Program
@@ -188,6 +189,7 @@ def _step(
     gradients = {
         name: None if one.grad is None else _whole(one.grad) for name, one in named.items()
     }
+    moved = {n for n, one in named.items() if not np.array_equal(_whole(one), values[n])}
     trained = [one for one in dict.fromkeys(net.parameters()) if one.requires_grad]
     if trained:
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -208,6 +210,8 @@ def _step(
             str(one.dtype).removeprefix("torch."),
             line=recorder.lines.get(name, ""),
             tied="" if first.get(id(one), name) == name else first[id(one)],
+            moved=name in moved,
+            held=_held(one),
         )
         for name, one in {**named, **buffers}.items()
     }
@@ -285,6 +289,17 @@ def _whole(tensor: torch.Tensor) -> np.ndarray:
             f"smaller configuration of the model"
         )
     return found
+
+
+def _held(tensor: Any) -> np.ndarray | None:
+    """The positions of the elements of a DTensor that this rank has, flat; None of other tensors,
+    and where ranks have terms of a sum."""
+    mesh, placements = (getattr(tensor, name, None) for name in ("device_mesh", "placements"))
+    if mesh is None or not all(type(one) in (Shard, Replicate) for one in placements):
+        return None
+    everything = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    mine = distribute_tensor(everything, mesh, placements, src_data_rank=None).to_local()
+    return mine.reshape(-1).cpu().numpy()
 
 
 def _expected(

@@ -22,6 +22,7 @@ _PLACES = (
     Path(__file__).parents[1],
     Path(sysconfig.get_paths()["stdlib"]),
 )
+_STEPS = str(Path(__file__).with_name("steps.py"))
 _HIDDEN = tuple({str(way) for place in _PLACES for way in (place, place.resolve())})
 """Folders of torch, of this package and of Python's own modules, by links and without."""
 
@@ -50,9 +51,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def users_line() -> tuple[str, str]:
     """The innermost line of the program that is neither torch's nor Python's: ``file:line``, and
-    its text."""
+    its text; empty if the step itself, which is ours, has called torch."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _STEPS:
         name = frame.f_code.co_filename
         if not name.startswith(("<", *_HIDDEN)) and name not in _OWN:
             text = linecache.getline(name, frame.f_lineno).strip()
