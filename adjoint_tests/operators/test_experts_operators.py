@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_dispatch_is_its_matrix(case: Any) -> None:
     X = TensorSpace((tokens, 2), Partition((workers,)), np.int64, sizes={0: lengths})
     D = linop.dispatch(X, routing)
     ends = np.cumsum([0, *balanced(described["experts"], workers)])
-    rows = [sum(sizes[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    rows = [sum(sizes[a:b]) for a, b in pairwise(ends)]
     assert [region.shape for region in D.codomain.regions] == [(n, 2) for n in rows]
     assert np.array_equal(D.to_matrix().toarray(), np.kron(matrix, np.eye(2, dtype=int)))
     assert np.array_equal(D.H.to_matrix().toarray(), np.kron(matrix.T, np.eye(2, dtype=int)))
