@@ -14,6 +14,7 @@ from linop.strategies.data.fully_shard import (
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.data.unsharded import unsharded
+from linop.strategies.experts.expert_parallel import ExpertParallel
 from linop.strategies.memory.checkpointed import checkpoint
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
@@ -41,6 +42,7 @@ __all__ = [
     "CrossEntropyLoss",
     "CutTensor",
     "DataParallel",
+    "ExpertParallel",
     "GradientError",
     "LocalAttributes",
     "Mesh",
