@@ -17,7 +17,7 @@ from torch import Tensor
 
 from linop.backends.autograd.functions import add_dependency, apply
 from linop.layers.agreement.input_agreement import Cache
-from linop.layers.experts.slots import Slots, counts_of, kept_of, most_rows, slots_of
+from linop.layers.experts.slots import counts_of, kept_of, most_rows, slots_of
 from linop.layers.layer import Layer
 from linop.operators.collectives import all_to_all, repartition
 from linop.operators.operator import LinearOperator

@@ -1,4 +1,4 @@
-"""Losses of routers, as this worker's terms: their sum over the workers is the loss of all tokens."""
+"""Losses of routers, as this worker's terms: their sum over the workers is that of all tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class RouterLosses(NamedTuple):
     """This worker's terms of the losses of a router, of dtype and device of its logits.
 
     Attributes:
-        balance: of experts · Σₑ fₑ pₑ, where fₑ is the number of choices of expert e, and pₑ the sum
-            of its probabilities, both divided by the number of tokens (Fedus et al. 2021, "Switch
+        balance: of experts · Σₑ fₑ pₑ, where fₑ is how often expert e is chosen, and pₑ the sum of
+            its probabilities, both divided by the number of tokens (Fedus et al. 2021, "Switch
             transformers", equation 4; with several choices as in Mixtral). fₑ has no derivative.
         z: of the mean over tokens of the squared logarithm of the sum of exponentials of the logits
             (Zoph et al. 2022, "ST-MoE", equation 5).

@@ -13,7 +13,7 @@ from linop.backends.autograd.functions import add_dependency
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.layers.experts.exchange import Exchange, tied
 from linop.layers.experts.losses import RouterLosses, routed, router_losses
-from linop.layers.layer import Function, Layer
+from linop.layers.layer import Function, Layer, zero_volume_result
 from linop.layers.parameters.weights import drawn, hold
 from linop.operators.collectives import broadcast
 from linop.spaces.decomposition import COPIES, Axis
@@ -154,7 +154,7 @@ class MixtureOfExperts(Layer):
         sizes = self.top_k, self.num_experts, capacity
         exchange = Exchange(self, self._group, n, X.dtype, *sizes)
         if self.worker not in self._group:
-            return lambda x: self._outside(exchange, spread, x, wants_losses)
+            return lambda x: self._outside(X, exchange, spread, x, wants_losses)
 
         def mixture(x: Tensor) -> Tensor:
             rows = x.reshape(-1, n)
@@ -169,15 +169,20 @@ class MixtureOfExperts(Layer):
         return mixture
 
     def _outside(
-        self, exchange: Exchange, spread: Function, x: Tensor | None, wants_losses: bool
+        self,
+        X: TensorSpace,
+        exchange: Exchange,
+        spread: Function,
+        x: Tensor | None,
+        wants_losses: bool,
     ) -> Tensor:
         """The call on a worker without tokens and experts, which takes part in the others'."""
-        there = spread(None)
-        y = exchange.outside(x)
+        there: Any = spread(None)  # None where it moves nothing
+        y = zero_volume_result(X, there, exchange.outside(x))
         if wants_losses:
-            none = add_dependency(there.new_zeros(()), there)
+            none = add_dependency(y.new_zeros(()), y)
             self.__dict__["_found"] = RouterLosses(none, none)
-        return add_dependency(y, there)
+        return y
 
     def _compute(self, rows: Tensor, counts: list[int]) -> Tensor:
         act, linear, found = ACTIVATIONS[self.activation], torch.nn.functional.linear, []

@@ -71,7 +71,7 @@ class ExpertParallel:
             whole = net.get_submodule(name)
             one: Module = ParallelExperts(self.axis, whole, self.capacity_factor)
             one.train(whole.training)
-            if self.data is not None and self.data.size > 1:
+            if self.data is not None and self.data.size > 1 < self.axis.size:
                 one = DataParallel(one, self.data)
             parent, _, last = name.rpartition(".")
             setattr(net.get_submodule(parent), last, one)
