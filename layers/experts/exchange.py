@@ -171,6 +171,8 @@ class Exchange:
 
 
 def tied(y: Tensor, rows: Tensor, *parameters: Tensor | None) -> Tensor:
-    """A result of experts that depends on their rows and parameters, also where there are no rows:
-    backward passes through it on every worker, and parameters have gradients, of zeros."""
-    return y if len(rows) else add_dependency(y, rows, *(p for p in parameters if p is not None))
+    """A result without rows that depends on those that experts got, none, and on parameters, whose
+    gradients are zeros: backward passes through it on every worker."""
+    parts = [p.reshape(-1)[:0] for p in parameters if p is not None]
+    # Squares: backward needs the parameters, as that of workers with rows does.
+    return add_dependency(y, rows, *(part * part for part in parts))
