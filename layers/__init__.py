@@ -16,6 +16,7 @@ from linop.layers.convolutions.conv import (
 )
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
+from linop.layers.experts.mixture import MixtureOfExperts
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
 from linop.layers.losses.cross_entropy import CrossEntropyLoss, NLLLoss
@@ -201,6 +202,7 @@ __all__ = [
     "MaxPool2d",
     "MaxPool3d",
     "Mean",
+    "MixtureOfExperts",
     "Movement",
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",

@@ -65,6 +65,7 @@ from linop.operators.collectives import (
     shift,
     sum_reduce,
 )
+from linop.operators.experts import Routing, combine, dispatch
 from linop.operators.halo import HaloDim, halo_exchange, halo_geometry
 from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
@@ -115,6 +116,7 @@ __all__ = [
     "Partition",
     "Plan",
     "Region",
+    "Routing",
     "Space",
     "Subset",
     "TensorSpace",
@@ -129,10 +131,12 @@ __all__ = [
     "block_diag",
     "broadcast",
     "clear",
+    "combine",
     "conj",
     "copy",
     "deallocate",
     "direct_sum",
+    "dispatch",
     "fft",
     "gather",
     "halo_exchange",

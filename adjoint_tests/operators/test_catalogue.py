@@ -115,7 +115,7 @@ EXPECTED = (
     "repartition halo_exchange shift ring_all_reduce block block_diag kron stencil "
     "dense_matrix sparse_matrix diagonal convolution fft restriction of_scipy of_pylops "
     "distributed_fft spectral_convolution spectral_convolution_of_real real_parts "
-    "distributed_rfft time_loop"
+    "distributed_rfft time_loop dispatch combine"
 ).split()
 
 

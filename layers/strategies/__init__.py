@@ -15,6 +15,7 @@ from linop.strategies.data.fully_shard import (
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.data.unsharded import unsharded
 from linop.strategies.data.virtual_shards import VirtualShards
+from linop.strategies.experts.expert_parallel import ExpertParallel
 from linop.strategies.memory.checkpointed import checkpoint
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
@@ -42,6 +43,7 @@ __all__ = [
     "CrossEntropyLoss",
     "CutTensor",
     "DataParallel",
+    "ExpertParallel",
     "GradientError",
     "LocalAttributes",
     "Mesh",

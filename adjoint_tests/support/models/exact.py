@@ -48,6 +48,20 @@ NAMES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": "eager"},
     ),
+    "Qwen3-MoE": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "head_dim": 4,
+            "experts_implementation": "eager",
+        },
+    ),
+    "OLMoE": (
+        "Olmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"},
+    ),
 }
 """Decoders with such a configuration: their class, and what they have beside it."""
 _MADE: dict[str, Any] = {}

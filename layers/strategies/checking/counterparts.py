@@ -117,7 +117,9 @@ def axes_of(model: Any) -> tuple[list[Axis], list[Axis]]:
             for axis in [*units, *([own] if isinstance(own, Axis) else [])]:
                 every.setdefault(axis.workers, axis)
             data.update((axis.workers, axis) for axis in units if axis.size > 1)
-    return [*every.values()], [*data.values()]
+    # Experts have copies along some of the axes that the model has.
+    outer = [axis for axis in data.values() if not any({*axis.workers} < {*o} for o in data)]
+    return [*every.values()], outer
 
 
 def checked(model: Any) -> bool:

@@ -26,6 +26,7 @@ from linop.strategies.data.replicas import (
     check_equal,
     described,
     module_checked,
+    summed_already,
 )
 from linop.strategies.mesh import Axis
 
@@ -113,17 +114,18 @@ class DataParallel(torch.nn.Module):
                     f"check_every={every_so}: a number from 0 expected; with server= none, whose "
                     f"copies are equal after its broadcast"
                 )
-            parameters = module_checked(module, self.backend)
+            self._apart = summed_already(module, self.axis)
+            parameters = module_checked(module, self.backend, self._apart)
             operator(1, torch.float64)
             sums = algorithm, server, reduction, bucket_cap_mb
-            every = dict(module.named_parameters()), dict(module.named_buffers())
+            every = self._own(module), dict(module.named_buffers())
             options = *sums, broadcast_buffers, init_sync, check_every
             return parameters, (*map(described, every), options)
 
         parameters = agree(self.backend, _NAME, checked)
         self.module = module
         self._trained = [*parameters.values()]
-        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        state = self._own(module) | dict(module.named_buffers())
         if init_sync:
             values = [*state.values()]
             Spread(values, self.backend, 0)(values)
@@ -135,7 +137,7 @@ class DataParallel(torch.nn.Module):
         for p in parameters.values():
             strategy = "data parallel" if server is None else SERVER
             p._linop_strategy = strategy  # type: ignore[attr-defined]  # an attribute of ours
-        self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
+        self._frozen = [(n, p) for n, p in self._own(module).items() if n not in parameters]
         every = (m._parameters for m in module.modules())
         self._places = [(held, name, p) for held in every for name, p in held.items()]
         self._spread = 0
@@ -144,6 +146,11 @@ class DataParallel(torch.nn.Module):
         self._broadcasts = server, broadcast_buffers
         self._make_broadcasts()
         self._totals: dict[tuple[Any, int], Flat] = {}
+
+    def _own(self, module: Any) -> dict[str, Tensor]:
+        """The parameters that this axis has copies of: not those of experts that are cut over
+        it."""
+        return {n: p for n, p in module.named_parameters() if id(p) not in self._apart}
 
     def _make_broadcasts(self) -> None:
         """Compile the broadcasts of parameters and buffers, of their dtypes. Collective."""
@@ -232,16 +239,29 @@ class DataParallel(torch.nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Context of micro-batches whose gradients are kept, and summed over the workers with those
         of the first backward after it, or by `reduce_gradients`."""
-        before, self._reducer.enabled = self._reducer.enabled, False
+        every = [self._reducer, *(one._reducer for one in self._inner)]
+        before = [reducer.enabled for reducer in every]
+        for reducer in every:
+            reducer.enabled = False
         try:
             yield
         finally:
-            self._reducer.enabled = before
+            for reducer, enabled in zip(every, before, strict=True):
+                reducer.enabled = enabled
 
     def reduce_gradients(self) -> None:
         """Sum the gradients that have not been summed: after ``no_sync``, or where gradients are
         not backward's alone, as in a step of a `Pipeline` without optimizer. Collective."""
+        for one in self._inner:
+            one.reduce_gradients()
         self._reducer.reduce()
+
+    @property
+    def _inner(self) -> list[DataParallel]:
+        """Those of experts, over other axes."""
+        if not self._apart:
+            return []
+        return [one for one in self.module.modules() if isinstance(one, DataParallel)]
 
     def share(self, rows: Any) -> float:
         """This worker's part of all rows: a mean over its own, times this, is its term of the mean
@@ -288,11 +308,11 @@ class DataParallel(torch.nn.Module):
             BackendError: they are not; on every worker. ArgumentError: it has others.
         """
         self._check_parameters()
-        check_equal(dict(self.module.named_parameters()), self.backend, _NAME)
+        check_equal(self._own(self.module), self.backend, _NAME)
 
     def _check_parameters(self) -> None:
         known = {*map(id, self._trained), *(id(p) for _, p in self._frozen)}
-        others = [name for name, p in self.module.named_parameters() if id(p) not in known]
+        others = [name for name, p in self._own(self.module).items() if id(p) not in known]
         if others:
             raise ArgumentError(
                 f"DataParallel: parameters {others} are not those that it was constructed with, "

@@ -12,10 +12,11 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
-from linop.layers.parameters.blocks import plain
+from linop.layers.parameters.blocks import blocks, plain
 from linop.spaces.partition import Partition
 from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.operators import from_server
+from linop.strategies.mesh import Axis
 
 Value = TypeVar("Value")
 SERVER = "data parallel, with a server"
@@ -132,9 +133,39 @@ def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> N
         )
 
 
-def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
+def summed_already(module: Any, axis: Axis) -> set[int]:
+    """The `id` of parameters in blocks over workers of an axis, whose gradients are sums over the
+    rows of all of these: experts, which this axis' sums leave alone.
+
+    Raises:
+        ArgumentError: the axis has copies of such blocks, too, and their gradients are not summed.
+    """
+    if not isinstance(module, torch.nn.Module):
+        return set()
+    every = dict(module.named_parameters())
+    known, found = blocks(every.values()), set()
+    for name, p in every.items():
+        cut = [getattr(one.layer, "axis", None) for one in known.get(id(p), ())]
+        sums = [getattr(one.layer, "sums_over_axis", False) for one in known.get(id(p), ())]
+        for over, ours in zip(cut, sums, strict=True):
+            if not ours or over is None or len({*over.workers} & {*axis.workers}) < 2:
+                continue
+            if not {*axis.workers} <= {*over.workers} and not hasattr(p, "_linop_strategy"):
+                raise ArgumentError(
+                    f"parameter {name!r} is cut over the axis {over.name!r}, and this axis has "
+                    f"copies of its blocks, whose gradients nobody sums: give the axis of the "
+                    f"copies to ExpertParallel, as data=mesh['dp']"
+                )
+            found.add(id(p))
+    return found
+
+
+def module_checked(module: Any, backend: Backend, apart: set[int]) -> dict[str, Tensor]:
     """A module's parameters that have gradients, by name: perhaps none. Shards may have copies on
     other workers than those that they are cut over.
+
+    Args:
+        apart: the `id` of parameters that are left alone.
 
     Raises:
         ArgumentError: it is no module, or is data parallel already.
@@ -142,6 +173,8 @@ def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
     for name, p in module.named_parameters():
+        if id(p) in apart:
+            continue
         already = getattr(p, "_linop_strategy", "")
         if already == "shard":
             # Two axes of one worker are one group, over which nothing is cut or copied.
@@ -154,4 +187,5 @@ def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
                 f"parameter {name!r} is on the meta device; give it memory first: "
                 f"module.to_empty(device='cpu'), and values"
             )
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    named = module.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and id(p) not in apart}

@@ -11,6 +11,7 @@ is covered by all generic tests as soon as a factory for it is in one of the mod
 from linop.testing.factories import (
     blocks,
     collectives,
+    experts,
     fourier,
     local,
     loops,
@@ -32,6 +33,7 @@ from linop.testing.factories.registry import (
 MODULES = (
     memory,
     collectives,
+    experts,
     local,
     fourier,
     padding,

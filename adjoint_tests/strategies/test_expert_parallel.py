@@ -1,0 +1,144 @@
+"""Expert parallelism equals one process, alone and with other strategies; models of transformers
+are taken as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+
+import linop
+from linop.backends import Backend
+from linop.errors import ArgumentError, LinopError, ShapeError
+from linop.strategies import DataParallel, ExpertParallel, Mesh, fully_shard
+from support.draws import FEW
+from support.requirements import needs_mpi
+from support.strategies.expert_nets import (
+    Block,
+    Experts,
+    Stacked,
+    accumulates,
+    is_its_twin,
+    is_mixtral,
+    losses_of_routers,
+    recomputes,
+)
+from support.workers import on_ranks, on_threads
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="transformers is not installed: pip install 'linop-algebra[models]'",
+)
+
+
+@st.composite
+def nets(draw: Any, most: int) -> Experts:
+    dp = draw(st.sampled_from([1, 1, 2])) if most > 1 else 1
+    count = dp * draw(st.integers(1, most // dp))
+    experts = draw(st.integers(1, 5))
+    return Experts(
+        tuple(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))),
+        dp,
+        experts,
+        draw(st.integers(1, min(3, experts))),
+        draw(st.sampled_from([None, 0.5, 1.0])) if dp == 1 else None,
+        draw(st.booleans()),
+        draw(st.integers(0, 99)),
+    )
+
+
+@example(Experts((2, 0, 1, 1), 2))
+@example(Experts((2, 0, 1, 1), 2, shards=True))
+@example(Experts((1, 1, 1, 1), experts=2, factor=0.5))
+@given(nets(4))
+def test_on_threads(case: Experts) -> None:
+    on_threads(case.workers, is_its_twin, case)
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=FEW)
+@given(nets(2))
+def test_on_ranks(case: Experts) -> None:
+    on_ranks(case.workers, is_its_twin, case)
+
+
+@pytest.mark.parametrize("rows", [(1, 2), (1, 1, 1, 1), (2, 0, 1, 1)])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_micro_batches(rows: tuple[int, ...], dp: int) -> None:
+    on_threads(len(rows), accumulates, Experts(rows, dp))
+
+
+@pytest.mark.parametrize("context", [True, False])
+def test_checkpoints(context: bool) -> None:
+    on_threads(3, recomputes, context)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_losses_of_routers(workers: int) -> None:
+    on_threads(workers, losses_of_routers, workers)
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("name", "workers", "dp"),
+    [("Mixtral", 2, 1), ("Mixtral", 4, 1), ("Qwen3-MoE", 4, 2), ("OLMoE", 3, 1)],
+)
+def test_models_of_transformers(name: str, workers: int, dp: int) -> None:
+    on_threads(workers, is_mixtral, name, dp)
+
+
+@needs_mpi
+@needs_transformers
+@pytest.mark.timeout(300)
+def test_mixtral_on_ranks() -> None:
+    on_ranks(2, is_mixtral, "Mixtral", 1)
+
+
+def test_mistakes() -> None:
+    def main(backend: Backend) -> None:
+        mesh = Mesh(backend, dp=2, ep=2)
+        ep = ExpertParallel(mesh["ep"])
+        with pytest.raises(LinopError, match="Axis"):
+            ExpertParallel("ep")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="capacity_factor='much'; a number from 0"):
+            ExpertParallel(mesh["ep"], capacity_factor="much")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="no module of Linear is one of stacked experts"):
+            ep.parallelize(torch.nn.Linear(2, 2))
+        with pytest.raises(ArgumentError, match="no module of Block is called 'mlp'"):
+            ep.parallelize(Block(3, 1, 2), "mlp")
+        with pytest.raises(ArgumentError, match=r"'router' is a Linear; .* stacked, of shape"):
+            ep.parallelize(Block(3, 1, 2), ["experts", "router"])
+        net = ep.parallelize(Block(3, 1, 2))
+        with pytest.raises(ArgumentError, match="no module of Block is one of stacked experts"):
+            ep.parallelize(net)
+        with pytest.raises(ArgumentError, match="to ExpertParallel, as data=mesh"):
+            DataParallel(net, mesh["dp", "ep"])
+        with pytest.raises(ArgumentError, match="is a block that a linop"):
+            fully_shard(net, mesh["dp", "ep"])
+        x = torch.zeros(4, 2).double()
+        with pytest.raises(ShapeError, match=r"\(8, 2\) for experts of 6 tokens"):
+            net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 1).double())
+        with pytest.raises(ShapeError, match=r"\(6, 1\) and \(6, 2\); twice"):
+            net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 2).double())
+
+    linop.launch(main, 4)
+
+
+def test_nets_that_differ() -> None:
+    def main(backend: Backend) -> None:
+        ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
+        with pytest.raises(LinopError, match=r"worker 1 has .*up \(4, 2, 3\)"):
+            ep.parallelize(torch.nn.Sequential(Stacked(3 + (backend.worker or 0), 3, 2)))
+
+    linop.launch(main, 2)
