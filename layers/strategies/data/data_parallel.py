@@ -15,6 +15,7 @@ from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
+from linop.strategies.data.batch_norm import is_torchs, sync_batch_norm
 from linop.strategies.data.batches import iterated
 from linop.strategies.data.bucket import MEBIBYTE, Flat
 from linop.strategies.data.mean_losses import Hint, reduction_checked
@@ -64,6 +65,10 @@ class DataParallel(torch.nn.Module):
     Attributes:
         module: the given one. Its ``state_dict`` is that of the sequential model, and so is that of
             this module: the same keys, without ``module.``.
+
+    Parameters whose ``requires_grad`` is turned on later, on all workers, are summed from the next
+    forward on. Norms of ``torch.nn.SyncBatchNorm`` take their statistics over the workers
+    (`sync_batch_norm`).
 
     After ``double()``, ``half()`` or ``to(dtype)``, on all workers, the next forward makes buckets
     of the new dtypes. A module without parameters is called as it is.
@@ -122,6 +127,8 @@ class DataParallel(torch.nn.Module):
 
         parameters = agree(self.backend, _NAME, checked)
         self.module = module
+        if any(map(is_torchs, module.modules())):
+            sync_batch_norm(module, self.axis)
         self._trained = [*parameters.values()]
         state = dict(module.named_parameters()) | dict(module.named_buffers())
         if init_sync:

@@ -177,6 +177,8 @@ class Redistribute(ParallelLayer):
         heads: parts of equal length of a dimension that is cut, which stay whole.
     """
 
+    traceable = True
+
     floating = False
 
     def __init__(
