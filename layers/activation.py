@@ -33,6 +33,8 @@ class Softmax(Layer):
         ShapeError: from a call, the input has no such dimension; on every worker.
     """
 
+    traceable = True
+
     function = "softmax"
     """torch's function of the same values."""
 
@@ -133,6 +135,8 @@ class GLU(Layer):
             worker.
     """
 
+    traceable = True
+
     def __init__(self, P_x: Partition, dim: int = -1) -> None:
         super().__init__([P_x], P_x)
         self.dim = dim
@@ -175,6 +179,8 @@ class PReLU(Norm):
     Raises:
         ShapeError: from a call, the input has another number of channels; on every worker.
     """
+
+    traceable = True
 
     def __init__(
         self,

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
-from linop.backends.autograd.functions import add_dependency, apply
+from linop.backends.autograd.functions import add_dependency, apply, is_traced
 from linop.backends.autograd.recompute import is_replaying
 from linop.backends.together.recorder import namers
 from linop.errors import (
@@ -58,6 +57,7 @@ from linop.layers.parameters.partial_states import (
     refuse_saving,
 )
 from linop.layers.parameters.torch_guards import unfit_parametrization
+from linop.layers.traceable import Traceable
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
@@ -102,7 +102,7 @@ class Settled(Cache[Call]):
         return Settled(self._most)
 
 
-class Layer(torch.nn.Module):
+class Layer(Traceable):
     """Base class of distributed modules. Collective: all workers of the program construct it, and
     call it, in the same order, whether they hold a block of the tensor or not.
 
@@ -317,8 +317,10 @@ class Layer(torch.nn.Module):
 
     def forward(self, *tensors: Tensor | None) -> Tensor:
         """This worker's block of the output. See `Layer`."""
-        if torch.compiler.is_compiling():
-            return _uncompiled(self, tensors)
+        if torch.compiler.is_dynamo_compiling():
+            return self.compiled(*tensors)
+        if torch._C._len_torch_dispatch_stack() and is_traced(tensors):
+            return self.traced(*tensors)
         if len(tensors) < len(self.inputs):
             tensors = (*tensors, *[None] * (len(self.inputs) - len(tensors)))
         try:
@@ -333,14 +335,17 @@ class Layer(torch.nn.Module):
             mark_block(result, self._cut(self.output, result.ndim))
         return result
 
-    def _function(self, tensors: Sequence[Tensor | None]) -> Bound:
-        """Function that computes the output, as all workers agree. Collective, except under
-        `fixed_shapes` for arguments that were passed before."""
+    def _metadata(self, tensors: Sequence[Tensor | None]) -> CallMetadata:
         own = tuple(
             [(n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None]
         )
         wrong = self.invalid_values(tensors)
-        given = call_metadata(tensors, self.training, own, wrong, self._call_options)
+        return call_metadata(tensors, self.training, own, wrong, self._call_options)
+
+    def _function(self, tensors: Sequence[Tensor | None]) -> Bound:
+        """Function that computes the output, as all workers agree. Collective, except under
+        `fixed_shapes` for arguments that were passed before."""
+        given = self._metadata(tensors)
         agreement, settled, last = self._agreement, self._settled, self._settled.last
         call = last if last is not None and last.given == given else settled.get(given)
         if agreement.shapes_are_fixed and call is not None:
@@ -439,13 +444,6 @@ class Applied:
             return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
         with torch.no_grad():
             return apply(self.op, x, layer.backend, self.where, empty)  # type: ignore[no-any-return]
-
-
-@_disable_dynamo
-def _uncompiled(layer: Layer, tensors: Sequence[Tensor | None]) -> Tensor:
-    """Call of a layer inside torch.compile: a graph break, because plans are not torch code."""
-    result: Tensor = layer(*tensors)
-    return result
 
 
 def _in_words(frame: FrameType) -> str:

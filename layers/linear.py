@@ -44,6 +44,8 @@ class Linear(Layer):
         PartitionError: `P_W` has not two axes.
     """
 
+    traceable = True
+
     partitions_once = ("P_y", "P_W")
     weight: Tensor | None
     bias: Tensor | None

@@ -21,6 +21,8 @@ class Movement(Layer):
     if no worker's argument does, on none, and backward sends no messages.
     """
 
+    traceable = True
+
     def __init__(
         self, P_x: Partition, P_y: Partition | None = None, preserve_batch: bool = True
     ) -> None:

@@ -33,6 +33,8 @@ class _Pad(Layer):
             whole numbers; or, from a call, they do not fit the input.
     """
 
+    traceable = True
+
     ndim = 0
     mode: ClassVar[PaddingMode] = "zeros"
 

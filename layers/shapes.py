@@ -23,6 +23,8 @@ from linop.spaces.tensor import TensorSpace
 class _Moved(Layer):
     """Base class of modules that move blocks, and compute with each by itself."""
 
+    traceable = True
+
     def then(
         self,
         X: TensorSpace,

@@ -75,6 +75,12 @@ class Bridge:
             self.anchor = torch.empty(0, device="cpu", requires_grad=True)
 
     @property
+    def results(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each result of `run`."""
+        found = [port.form for port in self._out_of]
+        return found or [((0,), self._nothing_made.dtype)]
+
+    @property
     def adjoint(self) -> Bridge:
         if self._adjoint is None:
             self._adjoint = type(self)(self.plan.H, self.order)

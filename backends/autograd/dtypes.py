@@ -50,6 +50,12 @@ def torch_dtype(dtype: np.dtype[Any], about: object = "torch") -> Any:
     return _DTYPES[dtype.name]
 
 
+def summed_dtype(dtype: Any) -> Any:
+    """torch dtype in which sums over workers of tensors of a dtype are taken: float32 of float16
+    and bfloat16, of which a sum of many terms would lose the small ones."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def is_of(x: Any, dtype: Any) -> bool:
     """True if `x` is a tensor of a torch dtype."""
     return isinstance(x, torch.Tensor) and x.dtype is dtype

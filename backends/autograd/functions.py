@@ -9,7 +9,8 @@ nodes strictly backwards, for any branching of its graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -68,8 +69,10 @@ def apply(
             tensor has the wrong type, device, layout, shape or dtype. BackendError: workers are
             missing, or their calls differ. All on every worker.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _uncompiled(op, x, backend, where, empty)
+    if torch._C._len_torch_dispatch_stack() and (x is None or is_traced(x)):
+        return _traced(op, x, backend, empty)
     bridge = bridge_of(op, backend)
     tensors = (x,) if bridge.takes_one and is_of(x, bridge.dtype) else bridge.tensors(x)
     results = _through(bridge, (opened(bridge), where, empty), tensors)
@@ -78,8 +81,12 @@ def apply(
 
 def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[Any, ...]:
     """`apply` by a bridge to tensors that fit, in the order of its regions."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _uncompiled_bridge(bridge, tensors, where)
+    if torch._C._len_torch_dispatch_stack() and is_traced(tensors):
+        from linop.backends.autograd.traced import through
+
+        return through(bridge, tensors)
     return _through(bridge, (opened(bridge), where, None), tensors)
 
 
@@ -110,15 +117,29 @@ def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
 
 
 class Module(torch.nn.Module):
-    """`apply` as a module, without parameters: ``Module(op)(x)``."""
+    """`apply` as a module, without parameters: ``Module(op)(x)``. torch.compile and torch.export
+    record it as ``torch.ops.linop.plan``, whose backward is the plan of the adjoint."""
 
     def __init__(self, op: LinearOperator | BoundPlan, backend: Backend | None = None) -> None:
         super().__init__()
         self.op = op
         self.backend = backend
+        self.key, self.anchor = new_key(), new_anchor()
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.key = new_key()  # a copy is another module
 
     def forward(self, x: Any = None) -> Any:
         """See `apply`."""
+        if torch.compiler.is_dynamo_compiling() and FOLLOWS:
+            from linop.backends.autograd.traced import followed
+
+            return followed(self, self.key, self.anchor, x)
+        return self.traced(x)
+
+    def traced(self, x: Any = None) -> Any:
+        """A call that is run, by torch's tracers, too."""
         return apply(self.op, x, self.backend)
 
     def extra_repr(self) -> str:
@@ -137,6 +158,47 @@ def add_dependency(x: Tensor, *unused: Tensor) -> Tensor:
         # A sum of no elements: infinities and NaNs do not reach x.
         x = x + other.real.reshape(-1)[:0].sum().to(x.dtype)
     return x
+
+
+# Tracing
+
+FOLLOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""False with versions of torch whose compiler does not follow modules that it has to run."""
+_keys = itertools.count()
+
+
+def new_key() -> str:
+    """A word by which compiled code tells modules apart."""
+    return f"linop {next(_keys)}"
+
+
+def new_anchor() -> Tensor:
+    """A leaf that is an input of compiled code, so that its backward runs on every worker."""
+    with torch.inference_mode(False):
+        return torch.empty(0, device="cpu", requires_grad=True)
+
+
+def is_traced(given: Any) -> bool:
+    """True of tensors of torch's tracers: they have shapes, and no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    every = given.values() if isinstance(given, Mapping) else given
+    kinds = FakeTensor, FunctionalTensor
+    if isinstance(every, Tensor):
+        return isinstance(every, kinds)
+    return not isinstance(every, str) and any(isinstance(x, kinds) for x in every or ())
+
+
+def _traced(op: Any, x: Any, backend: Backend | None, empty: Shape | None) -> Any:
+    """`apply` to tensors that torch traces."""
+    from linop.backends.autograd.traced import bridged, through
+
+    bridge = bridged(op, backend)
+    results = through(bridge, bridge.tensors(x))
+    if empty is not None:
+        results = (results[0].reshape(empty),)
+    return bridge.wrapped(results)
 
 
 # The graph

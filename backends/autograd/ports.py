@@ -65,6 +65,11 @@ class Port:
         except (RuntimeError, TypeError, BufferError) as error:
             raise self._unfit(f"it has no memory that could be read: {error}") from None
 
+    @property
+    def form(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of its tensors."""
+        return tuple(self._region.shape), self._dtype
+
     def zeros(self) -> Any:
         return torch.zeros(self._region.shape, dtype=self._dtype, device=self.kind.device)
 

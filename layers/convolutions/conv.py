@@ -43,6 +43,8 @@ class _Conv(Kernels):
             other channels or dimensions, or no output; on every worker.
     """
 
+    traceable = True
+
     def __init__(
         self,
         P_x: Partition,

@@ -351,6 +351,8 @@ class LocalResponseNorm(Layer):
             less than three dimensions; on every worker.
     """
 
+    traceable = True
+
     def __init__(
         self, P_x: Partition, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
     ) -> None:

@@ -26,6 +26,8 @@ class _LastNorm(Norm):
         whole: the sequential layer.
     """
 
+    traceable = True
+
     def __init__(
         self, P_x: Partition, whole: Any, bias: bool, x_axes: Sequence[Axis] | None
     ) -> None:

@@ -78,6 +78,8 @@ class _Along:
 class _AdaptivePool(Layer):
     """Base class of adaptive pools."""
 
+    traceable = True
+
     ndim = 0
     mean = False
 

@@ -27,6 +27,8 @@ from linop.spaces.tensor import TensorSpace
 class _Pool(Layer):
     """Base class of the pooling layers: kernels over the dimensions of space; no parameters."""
 
+    traceable = True
+
     ndim = 0
     fill = 0.0
     """Value of the boundary padding."""

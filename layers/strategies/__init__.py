@@ -5,6 +5,7 @@ import linop.backends.autograd  # first: without torch it says what to install
 from linop.strategies.checking.check import check
 from linop.strategies.checking.diagnosis import GradientError
 from linop.strategies.context.context_parallel import ContextParallel
+from linop.strategies.data.batch_norm import sync_batch_norm
 from linop.strategies.data.batches import equal_batches
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
@@ -66,6 +67,7 @@ __all__ = [
     "parallelize_module",
     "spatial",
     "split",
+    "sync_batch_norm",
     "tp_plan",
     "unsharded",
 ]

@@ -144,7 +144,7 @@ DATA_PARALLEL = (
         "shards gathered into one tensor",
         "the gradient of a shard is a slice of this worker's gradient",
         "replication",
-        "linop.strategies.data.unit:gathering",
+        "linop.strategies.data.members:gathering",
         "all_gather(space)",
         "all_gather(space, into=__import__('linop').REPLICATED)",
         SHARDS,

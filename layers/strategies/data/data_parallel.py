@@ -15,8 +15,10 @@ from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
+from linop.strategies.data.batch_norm import is_torchs, sync_batch_norm
 from linop.strategies.data.batches import iterated
 from linop.strategies.data.bucket import MEBIBYTE, Flat
+from linop.strategies.data.mean_losses import Hint, reduction_checked
 from linop.strategies.data.operators import replication, summation
 from linop.strategies.data.reducer import Reducer
 from linop.strategies.data.replicas import (
@@ -51,8 +53,9 @@ class DataParallel(torch.nn.Module):
         algorithm: "all-reduce", or "ring": the same sum in steps around a ring.
         server: the parameters are worker `server`'s of the axis, B θ on the others: it alone gets
             gradients (others None), and its updates are broadcast before the next forward.
-        reduction: "sum"; or "mean": gradients are divided by the number of workers, as by torch's
-            DistributedDataParallel, whatever their batches' sizes.
+        reduction: "mean": gradients are divided by the number of workers, as by torch's
+            DistributedDataParallel, whatever their batches' sizes; or "sum". By default it is the
+            sum, too, with a warning, once, if the loss is a mean.
         broadcast_buffers: at each forward of training take the buffers of worker 0 (such as running
             means).
         init_sync: take parameters and buffers of worker 0 at construction; False: they are to be
@@ -63,6 +66,10 @@ class DataParallel(torch.nn.Module):
     Attributes:
         module: the given one. Its ``state_dict`` is that of the sequential model, and so is that of
             this module: the same keys, without ``module.``.
+
+    Parameters whose ``requires_grad`` is turned on later, on all workers, are summed from the next
+    forward on. Norms of ``torch.nn.SyncBatchNorm`` take their statistics over the workers
+    (`sync_batch_norm`).
 
     After ``double()``, ``half()`` or ``to(dtype)``, on all workers, the next forward makes buckets
     of the new dtypes. A module without parameters is called as it is.
@@ -81,7 +88,7 @@ class DataParallel(torch.nn.Module):
         *,
         algorithm: str = "all-reduce",
         server: int | None = None,
-        reduction: str = "sum",
+        reduction: str | None = None,
         broadcast_buffers: bool = True,
         init_sync: bool = True,
         bucket_cap_mb: float = 25,
@@ -102,8 +109,7 @@ class DataParallel(torch.nn.Module):
             return total / self.workers if reduction == "mean" else total
 
         def checked() -> tuple[dict[str, Tensor], Any]:
-            if reduction not in ("sum", "mean"):
-                raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
+            reduction_checked(reduction)
             if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb >= 0:
                 raise ArgumentError(
                     f"bucket_cap_mb: mebibytes, from 0, expected, given {bucket_cap_mb!r}"
@@ -124,6 +130,8 @@ class DataParallel(torch.nn.Module):
 
         parameters = agree(self.backend, _NAME, checked)
         self.module = module
+        if any(map(is_torchs, module.modules())):
+            sync_batch_norm(module, self.axis)
         self._trained = [*parameters.values()]
         state = self._own(module) | dict(module.named_buffers())
         if init_sync:
@@ -134,18 +142,20 @@ class DataParallel(torch.nn.Module):
         self._reducer = Reducer(
             parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE, server is not None
         )
-        for p in parameters.values():
-            strategy = "data parallel" if server is None else SERVER
-            p._linop_strategy = strategy  # type: ignore[attr-defined]  # an attribute of ours
+        self._broadcasts = server, broadcast_buffers
+        self._mark(parameters.values())
         self._frozen = [(n, p) for n, p in self._own(module).items() if n not in parameters]
         every = (m._parameters for m in module.modules())
         self._places = [(held, name, p) for held in every for name, p in held.items()]
         self._spread = 0
         self._check_every, self._last_check = check_every, 0
         self._checked = False
-        self._broadcasts = server, broadcast_buffers
         self._make_broadcasts()
         self._totals: dict[tuple[Any, int], Flat] = {}
+        self._hint = None
+        if reduction is None and self.workers > 1 and self.axis.index == 0:
+            cure = "loss * net.share(len(rows)) for any"
+            self._hint = Hint(_NAME, self.workers, cure)
 
     def _own(self, module: Any) -> dict[str, Tensor]:
         """The parameters that this axis has copies of: not those of experts that are cut over
@@ -183,14 +193,38 @@ class DataParallel(torch.nn.Module):
             for held, name, p in self._places
         ):
             self._check_parameters()
-        thawed = [name for name, p in self._frozen if p.requires_grad]
-        if thawed:
-            raise ArgumentError(
-                f"DataParallel: parameters {thawed} had no gradients when it was constructed; "
-                f"construct it again after a change of requires_grad"
-            )
+        if any(p.requires_grad for _, p in self._frozen):
+            self._thaw()
         self._before_forward()
-        return self.module(*arguments, **options)
+        result = self.module(*arguments, **options)
+        if self._hint is not None:
+            self._hint.expect()
+        return result
+
+    def _thaw(self) -> None:
+        """Sum the gradients of parameters that had none before, too. Collective.
+
+        Raises:
+            BackendError: workers have thawed different ones; on every worker.
+        """
+        thawed = {name: p for name, p in self._frozen if p.requires_grad}
+        agree(
+            self.backend,
+            f"{_NAME}: parameters that have gradients from now on",
+            lambda: (None, described(thawed)),
+        )
+        known = {*map(id, self._trained), *map(id, thawed.values())}
+        every = {n: p for n, p in self.module.named_parameters() if id(p) in known}
+        self._mark(thawed.values())
+        self._frozen = [(name, p) for name, p in self._frozen if name not in thawed]
+        self._trained = [*every.values()]
+        self._reducer.have(every)
+        self._make_broadcasts()
+
+    def _mark(self, parameters: Iterable[Tensor]) -> None:
+        strategy = "data parallel" if self._broadcasts[0] is None else SERVER
+        for p in parameters:
+            p._linop_strategy = strategy  # type: ignore[attr-defined]  # an attribute of ours
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
@@ -312,7 +346,12 @@ class DataParallel(torch.nn.Module):
 
     def _check_parameters(self) -> None:
         known = {*map(id, self._trained), *(id(p) for _, p in self._frozen)}
-        others = [name for name, p in self._own(self.module).items() if id(p) not in known]
+        # Other tensors than Parameters are those of torch.func.functional_call.
+        others = [
+            name
+            for name, p in self._own(self.module).items()
+            if id(p) not in known and isinstance(p, torch.nn.Parameter)
+        ]
         if others:
             raise ArgumentError(
                 f"DataParallel: parameters {others} are not those that it was constructed with, "

@@ -19,9 +19,12 @@ from linop.layers.parameters.torch_guards import replace as mark_replaced
 from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
+from linop.strategies.data.mean_losses import Hint, reduction_checked
+from linop.strategies.data.members import Member, rows
+from linop.strategies.data.precision import Inputs, dtype_checked
 from linop.strategies.data.replicas import agree, check_equal, described
 from linop.strategies.data.shards import Shard
-from linop.strategies.data.unit import Member, Unit, rows, units_of
+from linop.strategies.data.unit import Unit, units_of
 from linop.strategies.data.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
@@ -35,6 +38,9 @@ def fully_shard(
     reshard_after_forward: bool = True,
     prefetch: int = 0,
     offload: bool = False,
+    reduction: str | None = None,
+    param_dtype: Any = None,
+    reduce_dtype: Any = None,
 ) -> Any:
     """Shard the parameters of a module over the workers of a mesh's axis, in place. Collective.
 
@@ -42,9 +48,9 @@ def fully_shard(
     that treats elements alone (such as SGD and Adam) has a state for these alone. The parameters of
     one call are gathered together, before the module's forward; so call it for the layers of a
     model first, and then for the model, which takes what is left, if anything is. Gradients of
-    shards, in ``grad`` after backward, are sums over the workers; nothing is divided; a parameter
-    that no worker used has the gradient None. All workers call the same modules in the same order,
-    and run the same backward.
+    shards, in ``grad`` after backward, are sums over the workers; nothing is divided unless asked
+    for; a parameter that no worker used has the gradient None. All workers call the same modules in
+    the same order, and run the same backward.
 
     Outside of forwards a module has its shards, which refuse to be computed with, and so does its
     ``state_dict``: `unsharded` gives whole parameters, `full_state_dict` the state. Micro-batches
@@ -62,6 +68,13 @@ def fully_shard(
             worker holds as many more whole ones. A call that was gathered ahead has its gradients
             summed while backward computes the calls before it, as many.
         offload: shards, and so their gradients and the optimizer's state, are in host memory.
+        reduction: as of `linop.strategies.DataParallel`: "mean" divides gradients by the number of
+            workers; "sum", the default, does not, and by default a mean loss is warned of, once.
+        param_dtype: of whole parameters, such as torch.bfloat16; of the inputs of the module's
+            forward, too, which are converted. By default that of the shards, which keep theirs, as
+            the optimizer's state does.
+        reduce_dtype: of the sums of gradients over the workers, which is the dtype of G.H; by
+            default that of the shards, and float32 if that is one of half precision.
 
     Returns:
         The module.
@@ -87,14 +100,27 @@ def fully_shard(
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
-        said = described(found), reshard_after_forward, ahead, offload
+        reduction_checked(reduction)
+        dtype_checked("param_dtype", param_dtype)
+        dtype_checked("reduce_dtype", reduce_dtype)
+        options = reshard_after_forward, ahead, offload, reduction
+        said = described(found), options, str(param_dtype), str(reduce_dtype)
         return (found, ahead), said
 
     found, ahead = agree(axis.backend, _NAME, checked)
     check_equal(found, axis.backend, _NAME)
     memory = "host" if offload else "default"
-    for unit, parameters in units_of(type(module).__name__, found, places, axis, memory):
+    dtypes = param_dtype, reduce_dtype
+    if param_dtype is not None:
+        module.register_forward_pre_hook(Inputs(param_dtype), with_kwargs=True)
+    for unit, parameters in units_of(type(module).__name__, found, places, axis, memory, dtypes):
         unit.reshards, unit.prefetch = reshard_after_forward, ahead
+        unit.terms = axis.size if reduction == "mean" else 1
+        if reduction is None and axis.size > 1 and axis.index == 0:
+            cure = "loss * len(rows) / (rows of all workers) for any"
+            # One hint for all calls over the axis.
+            hint = axis.backend.kept.get(Hint) or Hint(_NAME, axis.size, cure)
+            unit.hint = axis.backend.kept.setdefault(Hint, hint)
         pairs = zip(unit.members, parameters, strict=True)
         unit.have_shards([_shard(member, p, axis, offload) for member, p in pairs])
         unit.put(unit.shards)
@@ -187,7 +213,7 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     workers = Workers("full_state_dict", module)
     with torch.no_grad():
         for _, unit in units:
-            for shard, tensor in zip(unit.shards, unit.gathered(), strict=True):
+            for shard, tensor in zip(unit.shards, unit.values(), strict=True):
                 whole[id(shard)] = unit, tensor
     state = {}
     for key, item in workers.tensors.items():

@@ -8,12 +8,14 @@ They are leaves of the graphs of these forwards, which keep references to them a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from linop.backends.autograd.dtypes import summed_dtype
 from linop.strategies.data.calls import Call
 
 if TYPE_CHECKING:
@@ -36,6 +38,19 @@ class Held:
         pairs = zip(copies, unit.shards, strict=True)
         self.leaves = [copy.detach().requires_grad_(p.requires_grad) for copy, p in pairs]
         self.call = Call(unit, self.leaves)
+        self._sums: dict[int, Tensor] = {}
+        """Gradients of half precision, added in single precision."""
+        for k, leaf in enumerate(self.leaves):
+            if leaf.requires_grad and summed_dtype(leaf.dtype) != leaf.dtype:
+                leaf.register_post_accumulate_grad_hook(partial(self._add, k))
+
+    def _add(self, k: int, leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        grad, leaf.grad = leaf.grad.to(summed_dtype(leaf.dtype)), None
+        self._sums[k] = self._sums[k] + grad if k in self._sums else grad
+
+    def _gradient(self, k: int) -> Tensor | None:
+        return self._sums.pop(k, self.leaves[k].grad)
 
     @property
     def parameters(self) -> Sequence[Tensor]:
@@ -57,7 +72,7 @@ class Held:
     def reduce(self) -> None:
         """Add G.H of the gradients on the whole parameters to those of the shards. Collective; no
         message if there are none."""
-        found = [(e, p.grad) for e, p in zip(self._edges, self.leaves, strict=True)]
+        found = [(edge, self._gradient(k)) for k, edge in enumerate(self._edges)]
         given = [(edge, grad) for edge, grad in found if edge is not None and grad is not None]
         for leaf in self.leaves:
             leaf.grad = None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from linop.backends import Backend
+from linop.backends.autograd.dtypes import summed_dtype
 from linop.errors import ArgumentError, BackendError
 from linop.layers.parameters.blocks import plain
 from linop.operators.operator import LinearOperator
@@ -30,7 +31,7 @@ _CURE = (
 
 class _Bucket:
     """Parameters whose gradients are summed together: with a number for each that says how many
-    workers have one.
+    workers have one. Those of half precision are summed in single precision.
 
     Args:
         noted: elements of a digest that follows these numbers.
@@ -38,7 +39,8 @@ class _Bucket:
 
     def __init__(self, members: list[int], tensors: list[Tensor], noted: int) -> None:
         self.members = members
-        used = plain(tensors[0]).new_zeros(len(members) + noted)
+        self.dtype = tensors[0].dtype
+        used = plain(tensors[0]).new_zeros(len(members) + noted, dtype=summed_dtype(self.dtype))
         self.layout = Layout([*tensors, used])
         self.flat = used.new_zeros(self.layout.size)
         *self.parts, self.used = self.layout.views(self.flat)
@@ -53,6 +55,17 @@ def _uncopied(*_: object) -> NoReturn:
         "DataParallel: it cannot be copied or pickled; copy its module, and construct another of "
         "that"
     )
+
+
+def _node(p: Tensor) -> Any:
+    """The node that adds to a parameter's gradient; of one that is frozen, too."""
+    if p.requires_grad:
+        return get_gradient_edge(p).node
+    p.requires_grad_(True)
+    try:
+        return get_gradient_edge(p).node
+    finally:
+        p.requires_grad_(False)
 
 
 class ReducerOf(weakref.ref["Reducer"]):
@@ -97,24 +110,42 @@ class Reducer:
         self.reductions = self.forwards = 0
         self.failing: Callable[[BaseException], object] = lambda error: None
         self._served = served
-        self._steps = Steps(parameters.values())
         self._seen: list[int] | None = None
         """Versions of the parameters at the last sum."""
         self._facts: Facts = {}
         self._sum_of_digests: list[float] = []
-        self._names = [*parameters][::-1]  # backward reaches the last ones first
-        self._parameters = [parameters[name] for name in self._names]
         self._local: set[int] = set()
         """Parameters whose ``grad`` is this worker's alone."""
         self._before: dict[int, Tensor] = {}
         """Gradients that were summed earlier, set aside."""
         self._handles: list[Any] = []
+        self._added_handles: list[Any] = []
         self._backend, self._operator, self._cap = backend, operator, cap
         self._begun: int | None = None
         """Number of buckets that have started; None outside of a backward."""
-        for k, p in enumerate(self._parameters):
+        self._parameters: list[Any] = []
+        self.have(parameters)
+
+    def have(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sum the gradients of these parameters from now on: of all that there were before, too,
+        whose gradients stay. Collective."""
+        before = self._parameters
+        self._names = [*parameters][::-1]  # backward reaches the last ones first
+        self._parameters = [parameters[name] for name in self._names]
+        at = {id(p): k for k, p in enumerate(self._parameters)}
+        moved = [at[id(p)] for p in before]
+        self._local = {moved[k] for k in self._local}
+        self._before = {moved[k]: grad for k, grad in self._before.items()}
+        self._seen = None
+        self._steps = Steps(self._parameters)
+        for handle in self._added_handles:
+            handle.remove()
+        self._added_handles = [
             p.register_post_accumulate_grad_hook(self._hook(Reducer._added, k))
-            p._linop_reducer = ReducerOf(self)  # type: ignore[attr-defined]  # an attribute of ours
+            for k, p in enumerate(self._parameters)
+        ]
+        for p in self._parameters:
+            p._linop_reducer = ReducerOf(self)
         self.rebuild()
 
     def _hook(self, method: Callable[[Reducer, int, Any], None], k: int) -> Callable[[Any], None]:
@@ -142,7 +173,7 @@ class Reducer:
             self._buckets.append(bucket)
             self._bucket_of |= dict.fromkeys(members, bucket)
         # torch makes another node for a parameter whose dtype has changed.
-        self._nodes = [get_gradient_edge(p).node for p in self._parameters]
+        self._nodes = [_node(p) for p in self._parameters]
         for handle in self._handles:
             handle.remove()
         self._handles = [
@@ -311,6 +342,8 @@ class Reducer:
             return
         *parts, used = bucket.layout.views(total)
         flags = used.tolist()
+        if bucket.dtype != total.dtype:
+            parts = [part.to(bucket.dtype) for part in parts]
         self._sum_of_digests += flags[len(bucket.members) :]
         for k, one, has in zip(bucket.members, parts, flags, strict=False):
             before = self._before.get(k)

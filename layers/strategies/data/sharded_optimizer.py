@@ -13,9 +13,10 @@ from linop.backends import use
 from linop.errors import ArgumentError, expect
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.strategies.data.data_parallel import DataParallel
+from linop.strategies.data.members import rows
 from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.replicas import SERVER, agree, described
-from linop.strategies.data.unit import rows, units_of
+from linop.strategies.data.unit import units_of
 from linop.strategies.mesh import Axis
 
 
@@ -144,7 +145,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.optimizer.step()
         with torch.no_grad():
             for unit, parameters in self._parts:
-                torch._foreach_copy_(parameters, unit.gathered())
+                torch._foreach_copy_(parameters, unit.values())
         return loss
 
     def state_dict(  # type: ignore[override]  # None on other workers

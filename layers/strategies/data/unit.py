@@ -11,28 +11,28 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.bridge import Bridge, bridge_of
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.backends.autograd.functions import applied, begun, ended
 from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum
-from linop.operators.collectives import all_gather, repartition
-from linop.operators.offloading import offload
-from linop.operators.operator import LinearOperator
-from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.spaces.decomposition import REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
+from linop.strategies.data.mean_losses import Hint
+from linop.strategies.data.members import Member, converted, gathering
 from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
+from linop.strategies.data.precision import dtypes_of, paired
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
 from linop.strategies.data.usage import noted, told, use_space
@@ -44,20 +44,6 @@ _CURE = (
     "Freeze the same parameters, and call the optimizer's step as often, on every worker; a step "
     "left out for one worker's sake has to be left out on all"
 )
-
-
-class Member(NamedTuple):
-    """A parameter of a unit.
-
-    Attributes:
-        name: in the module of the unit.
-        places: modules and attributes that have it: several if it is shared.
-        space: the whole parameter in blocks of rows; on all workers, if it has no dimensions.
-    """
-
-    name: str
-    places: Sequence[tuple[Any, str]]
-    space: TensorSpace
 
 
 _LOCAL = threading.local()
@@ -82,12 +68,22 @@ class Unit:
 
     Args:
         memory: the kind that the shards are in.
+        dtypes: torch's, of whole parameters, and of the sums of their gradients; None for those of
+            the shards, and for sums at least float32.
     """
 
     shards_blocks = True
 
-    def __init__(self, name: str, members: Sequence[Member], axis: Axis, memory: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        members: Sequence[Member],
+        axis: Axis,
+        memory: str,
+        dtypes: tuple[Any, Any] = (None, None),
+    ) -> None:
         self.name = self.kind = name
+        self._dtypes = dtypes
         self.axis, self._memory = axis, memory
         self.backend = axis.backend
         self.worker = axis.index
@@ -96,12 +92,17 @@ class Unit:
         self.alike = 1
         """Number of workers, of those that parameters are sharded over, which compute the same
         gradients of whole parameters: the copies are one replicated tensor, the mean of them."""
+        self.terms = 1
+        """Number that gradients of shards are divided by."""
+        self.hint: Hint | None = None
+        """Of a loss that is a mean."""
         self.prefetch = 0
         """Number of units that are gathered ahead while this one computes."""
         self.passes = passes_of(axis.backend)
         self._have(members)
         self.shards: list[Tensor] = []
-        self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
+        self._open: list[tuple[Call, Sequence[Tensor], Any] | None] = []
+        """Forwards that run; None for those with tensors that the user gives."""
         self._calls: list[ref[Call]] = []
         """Calls that a graph may have."""
         self._ahead: list[int] | None = None
@@ -119,12 +120,27 @@ class Unit:
         self.spaces = {member.name: member.space for member in members}
         spaces = [*self.spaces.values()]
         every = [*spaces, use_space(spaces), *self._note_spaces(spaces[0])]
-        self.operator = direct_sum(*(gathering(space, self._memory) for space in every))
-        self._bridge = bridge_of(self.operator, self.backend)
+        kind = torch_dtype(spaces[0].dtype)
+        self.dtype, sums = dtypes_of(kind, *self._dtypes)
+
+        def bridge(dtype: Any) -> Bridge:
+            parts = [gathering(converted(space, dtype), self._memory) for space in every]
+            return bridge_of(direct_sum(*parts), self.backend)
+
+        low = bridge(self.dtype)
+        high = low if sums == self.dtype else bridge(sums)
+        exact = low if self.dtype == kind else high if sums == kind else bridge(kind)
+        self._bridge: Any = low
+        if self.dtype != kind or sums != kind:
+            self._bridge = paired(low, high, kind, self.dtype)
+        self._exact = exact
+        """Gathers the values of shards, in their dtype."""
         if self._memory != "default":
             aside = Aside(self.backend.arrays)
-            self._bridge.queue = self._bridge.adjoint.queue = aside
-        self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
+            for one in (low, low.adjoint, high.adjoint):
+                one.queue = aside
+        size = torch.empty((), dtype=self.dtype).element_size()
+        self._size = sum(prod(m.space.global_shape) for m in members) * size
 
     def _note_spaces(self, like: TensorSpace) -> list[TensorSpace]:
         """Space of the digests that ride with the shards; none if nobody else has any."""
@@ -170,7 +186,7 @@ class Unit:
         if self._ahead is not None:
             self.drop()
         agree(self.backend, "fully_shard", lambda: (None, str(dtype)))
-        self._have([one._replace(space=_converted(one.space, dtype)) for one in self.members])
+        self._have([one._replace(space=converted(one.space, dtype)) for one in self.members])
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -189,7 +205,8 @@ class Unit:
     @property
     def bytes_here(self) -> int:
         """Bytes of whole parameters that are here, or on their way."""
-        known = [*(known() for known in self._calls), *(call for call, *_ in self._open)]
+        opened = (one[0] for one in self._open if one is not None)
+        known = [*(known() for known in self._calls), *opened]
         here = {id(call) for call in known if call is not None and call.whole is not None}
         return (len(here) + (self._ahead is not None)) * self._size
 
@@ -233,14 +250,14 @@ class Unit:
                 found = self._arrived(ended(self._bridge, token, self.name))
             else:
                 found = self._arrived(applied(self._bridge, self._sent(), self.name))
-        if self.alike > 1:
+        if self.alike * self.terms > 1:
             for copy in found:
                 if copy.requires_grad:
                     copy.register_hook(self._part)
         return found
 
     def _part(self, gradient: Tensor) -> Tensor:
-        return gradient / self.alike
+        return gradient / (self.alike * self.terms)
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
@@ -249,6 +266,14 @@ class Unit:
         with torch.no_grad():
             sent = [] if self._bridge.is_started else self._sent()
             return self._arrived(self._bridge.run(sent))
+
+    def values(self) -> list[Tensor]:
+        """The whole parameters in the dtype of the shards, without a graph. Collective."""
+        self._convert()
+        if self._exact is self._bridge:
+            return self.gathered()
+        with torch.no_grad():
+            return self._arrived(self._exact.run(self._sent()))
 
     def _take(self) -> Any:
         """Let the next run be that which `start` began, unless shards have changed.
@@ -272,6 +297,9 @@ class Unit:
             ArgumentError: modules have other parameters than were put there last.
         """
         del unused
+        if self._is_given():
+            self._open.append(None)
+            return
         self._check_places()
         call = self._computed_again()
         if call is not None:
@@ -286,6 +314,19 @@ class Unit:
             context = call.hooks()
             context.__enter__()
         self._open.append((call, whole, context))
+
+    def _is_given(self) -> bool:
+        """True if modules have whole tensors that the user has put there for a call, as
+        torch.func.functional_call does: their gradients are the user's, and nothing moves."""
+        every = [
+            (module._parameters.get(name), member.space.global_shape)
+            for member in self.members
+            for module, name in member.places
+        ]
+        return all(
+            isinstance(p, Tensor) and not isinstance(p, torch.nn.Parameter) and p.shape == shape
+            for p, shape in every
+        ) and not any(p is own for p, _ in every for own in self._there)
 
     def _check_places(self) -> None:
         others = [
@@ -333,12 +374,17 @@ class Unit:
         del unused
         if not self._open:
             return  # forward's collective failed
-        call, whole, context = self._open.pop()
+        entered = self._open.pop()
+        if entered is None:
+            return
+        call, whole, context = entered
         if context is not None:
             context.__exit__(None, None, None)
         if whole is call.whole and call is not self.held:
             call.whole = None  # the graph has what it needs
-        self.put(self._open[-1][1] if self._open else self._resting)
+        if self.hint is not None:
+            self.hint.expect()
+        self.put(self._open[-1][1] if self._open and self._open[-1] else self._resting)
 
     def used(self, *unused: Any) -> None:
         """Before the forward of a module inside the unit's.
@@ -415,25 +461,13 @@ class Unit:
                 module._parameters[name] = tensor
 
 
-def gathering(space: TensorSpace, memory: str = "default") -> LinearOperator:
-    """G: copies of all rows; of a tensor without dimensions, which is not cut, E. Of rows in
-    another memory it is G O.H, and its adjoint O G.H."""
-    whole = space.like(space.partition, [COPIES])
-    G = all_gather(space) if space.global_shape else repartition(space, whole)
-    return G if memory == "default" else G @ offload(space, memory).H
-
-
-def _converted(space: TensorSpace, dtype: Any) -> TensorSpace:
-    kind = numpy_dtype(dtype)
-    return TensorSpace(space.global_shape, space.partition, kind, space.axes, space.name)
-
-
 def units_of(
     name: str,
     parameters: Mapping[str, Tensor],
     places: Mapping[Any, Sequence[tuple[Any, str]]],
     axis: Axis,
     memory: str = "default",
+    dtypes: tuple[Any, Any] = (None, None),
 ) -> list[tuple[Unit, list[Tensor]]]:
     """Units of parameters, one for each dtype, with their parameters; without shards yet.
     Collective.
@@ -442,6 +476,7 @@ def units_of(
         name: of all, for errors.
         places: by parameter.
         memory: the kind that the shards are in.
+        dtypes: of whole parameters and of sums; see `Unit`.
     """
     group, made = Partition((axis.size,)), []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
@@ -453,13 +488,7 @@ def units_of(
             # Not numbered: of tensor-parallel modules some workers lack a bias.
             space = TensorSpace(shape, group, numpy_dtype(dtype), cut, key)
             members.append(Member(key, places.get(p, ()), space))
-        unit = Unit(name, members, axis, memory)
+        unit = Unit(name, members, axis, memory, dtypes)
         enlist(unit)
         made.append((unit, [*some.values()]))
     return made
-
-
-def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
-    """View of this worker's rows of a whole tensor."""
-    found: Tensor = plain(whole)[member.space.slices(axis.index)]
-    return found

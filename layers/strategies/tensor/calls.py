@@ -12,6 +12,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
+from linop.backends.autograd.functions import FOLLOWS
 from linop.backends.autograd.recompute import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
@@ -63,8 +64,12 @@ class Calls:
         net.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         net.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
-    @_disable_dynamo
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
+        if not (FOLLOWS and torch.compiler.is_compiling()):  # where each layer agrees for itself
+            self._begin(net, args, kwargs)
+
+    @_disable_dynamo
+    def _begin(self, net: Any, args: Any, kwargs: Any) -> None:
         tensors = tree_leaves((args, kwargs))
         # Modes and probabilities of dropouts decide whether random numbers are drawn.
         modes = tuple((one.training, one.__dict__.get("p")) for one in self._plain)
@@ -121,8 +126,12 @@ class Calls:
             return self._settled[given]
         return self._settled.keep(given, self._agreement.total(self._number, given))
 
-    @_disable_dynamo
     def _after(self, net: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if not (FOLLOWS and torch.compiler.is_compiling()):
+            self._end(result)
+
+    @_disable_dynamo
+    def _end(self, result: Any) -> None:
         self.running = False
         if self.types is not None:
             self.types = None

@@ -204,6 +204,8 @@ class Redistribute(ParallelLayer):
         heads: parts of equal length of a dimension that is cut, which stay whole.
     """
 
+    traceable = True
+
     floating = False
     in_pieces = True
 

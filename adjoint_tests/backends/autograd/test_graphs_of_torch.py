@@ -1,0 +1,71 @@
+"""torch.compile(fullgraph=True) and torch.export go through operators, layers and tensor-parallel
+nets; eager calls keep forward mode and double backward."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+
+import linop
+from linop import Region, Space
+from linop.backends.autograd.functions import FOLLOWS
+from linop.errors import BackendError
+from support.layers.compiled import nets_of_layers, tensor_parallel_nets
+from support.requirements import needs_mpi
+from support.workers import on_ranks
+
+if not FOLLOWS:
+    pytest.skip("torch's compiler runs modules since 2.13", allow_module_level=True)
+
+X = Space([Region("x", 4)])
+XS = torch.arange(4.0, dtype=torch.float64)
+
+
+def net_of(factor: float) -> Any:
+    return torch.nn.Sequential(torch.nn.Tanh(), linop.autograd.Module(factor * linop.identity(X)))
+
+
+def test_operators_are_nodes_of_one_graph() -> None:
+    net = net_of(3)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    for module, twin in ((compiled, net), (torch.export.export(net, (XS,)).module(), net)):
+        x, y = XS.clone().requires_grad_(), XS.clone().requires_grad_()
+        module(x).square().sum().backward()
+        twin(y).square().sum().backward()
+        assert torch.equal(x.grad, y.grad)
+    for copied in (copy.deepcopy(net), net_of(5)):  # not taken for the first
+        again = torch.compile(copied, fullgraph=True, backend="aot_eager")
+        assert torch.equal(again(XS), copied(XS))
+    jacobian = torch.func.jacfwd(net)(XS)  # eager calls are as before
+    assert torch.equal(torch.func.jacrev(net)(XS), jacobian)
+    assert torch.autograd.gradgradcheck(net, XS.clone().requires_grad_())
+
+
+def test_shapes_alone() -> None:
+    """Of tensors without values."""
+    with torch._subclasses.FakeTensorMode() as mode:
+        y = net_of(3)(mode.from_tensor(XS))
+    assert (y.shape, y.dtype) == (XS.shape, XS.dtype)
+
+
+def test_graphs_whose_operator_is_gone() -> None:
+    net_of(3)(XS)
+    torch.compile(net_of(3), fullgraph=True, backend="aot_eager")(XS)
+    with pytest.raises(BackendError, match="the operator of this graph is gone"):
+        torch.ops.linop.plan([XS], None, 10**9)
+
+
+@needs_mpi
+def test_nets_on_ranks() -> None:
+    on_ranks(2, tensor_parallel_nets)
+    on_ranks(2, nets_of_layers)

@@ -1,0 +1,131 @@
+"""Batch normalisation by the statistics of all workers' rows: torch's SyncBatchNorm, with sums that
+are operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linop.backends.autograd.dtypes import summed_dtype
+from linop.backends.autograd.functions import apply
+from linop.errors import ArgumentError, expect
+from linop.operators.algebra import in_steps
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.strategies.data.operators import replication
+from linop.strategies.mesh import Axis
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """torch's module, whose mean and variance in training are of the rows of all workers of an
+    axis, however many each has. `sync_batch_norm` makes it, of one of torch's: it is called, and
+    saved, as that is. Collective in training.
+
+    The sums are E E.H of each worker's: an all-reduce of copies, which is its own adjoint.
+    """
+
+    _axis: Axis
+    _sums: dict[Any, LinearOperator]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised rows of this worker.
+
+        Args:
+            input: of shape (rows, channels, …).
+
+        Raises:
+            ValueError: it has fewer dimensions; or all workers together have one value for each
+                channel.
+        """
+        if self._axis.size == 1 or not (self.training or self.running_mean is None):
+            return super().forward(input)
+        self._check_input_dim(input)
+        dtype = summed_dtype(input.dtype)
+        x = input.to(dtype)
+        dims, shape = [d for d in range(x.ndim) if d != 1], (1, -1, *[1] * (x.ndim - 2))
+        rows = x.new_full((1,), x.numel() / max(1, x.shape[1]))
+        total = self._total(torch.cat([x.sum(dims), rows]))
+        count = total[-1].detach()
+        if count <= 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        mean = total[:-1] / count
+        centered = x - mean.view(shape)
+        variance = self._total(centered.square().sum(dims)) / count
+        self._track(mean.detach(), variance.detach(), float(count))
+        scale = (variance + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight
+        y = centered * scale.view(shape)
+        if self.bias is not None:
+            y = y + self.bias.view(shape)
+        return y.to(input.dtype)
+
+    def _total(self, x: Tensor) -> Tensor:
+        """The sum over the workers, on each of them."""
+        key = x.numel(), x.dtype
+        if key not in self._sums:
+            E = replication(*key, Partition((self._axis.size,)))
+            self._sums[key] = in_steps(E, E.H)
+        total: Tensor = apply(self._sums[key], x, self._axis.backend, "SyncBatchNorm")
+        return total
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        if not (self.training and self.track_running_stats):
+            return
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1 / float(self.num_batches_tracked)
+        unbiased = variance * (count / (count - 1))
+        for running, value in (self.running_mean, mean), (self.running_var, unbiased):
+            running.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
+
+
+def sync_batch_norm(net: Any, axis: Axis) -> Any:
+    """Let the batch norms of a module take their statistics over the workers of an axis, in place:
+    those of torch.nn, lazy ones apart, and its SyncBatchNorm. `DataParallel` does it for modules of
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``.
+
+    Args:
+        net: the same on all workers.
+        axis: such as ``mesh["dp"]``: workers that have parts of one batch.
+
+    Returns:
+        The module; parameters, buffers and hooks of its norms stay.
+
+    Raises:
+        ArgumentError: it is no module, or the axis is none.
+    """
+    expect("sync_batch_norm: net", net, torch.nn.Module)
+    expect("sync_batch_norm: axis", axis, Axis)
+    for module in net.modules():
+        kind = type(module)
+        if kind in _KINDS or (kind is SyncBatchNorm and module._axis is not axis):
+            if getattr(module, "process_group", None) is not None:
+                raise ArgumentError(
+                    "sync_batch_norm: a torch.nn.SyncBatchNorm has a process_group of "
+                    "torch.distributed; convert without one: the axis says which workers"
+                )
+            module.__class__ = SyncBatchNorm
+            module._axis, module._sums = axis, {}
+            module.__dict__.setdefault("process_group", None)
+    return net
+
+
+def is_torchs(module: Any) -> bool:
+    """True for torch's SyncBatchNorm, that some module asks for."""
+    return type(module) is torch.nn.SyncBatchNorm
+
+
+_KINDS = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+    torch.nn.SyncBatchNorm,
+)

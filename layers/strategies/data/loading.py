@@ -1,0 +1,131 @@
+"""Parts of global batches: a sampler, and a loader, that give each worker its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from linop.errors import ArgumentError, expect
+from linop.spaces.partition import balanced
+from linop.spaces.region import integer
+from linop.strategies.mesh import Axis
+
+
+class Parts(Sampler[list[int]]):
+    """Batch sampler of this worker's rows of each global batch: balanced, consecutive parts, of
+    which the first ones are one row longer. All workers have as many batches, and each row of the
+    data is in one part of one batch: none is repeated, as torch's DistributedSampler does, and none
+    left out. A worker's part of a last batch may be empty.
+
+    Use it as ``DataLoader(data, batch_sampler=Parts(data, axis, batch_size=64, shuffle=True))``;
+    where parts may be empty, `loader` collates them.
+
+    Args:
+        data: with a length, the same on all workers; or a sampler of torch that gives the same
+            rows on all of them.
+        axis: such as ``mesh["dp"]``.
+        batch_size: rows of a global batch, which all workers share.
+        shuffle: a permutation for each epoch, of the seed and the number of the epoch.
+        seed: the same on all workers.
+        drop_last: leave out a last batch that is smaller.
+
+    Attributes:
+        epoch: the number of the next pass over the data, which counts up by itself.
+
+    Raises:
+        ArgumentError: `batch_size` is below 1, or `data` has no length.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        axis: Axis,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._axis = expect("Parts: axis", axis, Axis)
+        if not hasattr(data, "__len__"):
+            raise ArgumentError(
+                f"Parts: data with a length expected, given {type(data).__name__}; of a stream, "
+                f"let each worker read its own, in linop.strategies.equal_batches"
+            )
+        if integer(batch_size, "Parts: batch_size") < 1:
+            raise ArgumentError(f"Parts: batch_size={batch_size}; at least 1 expected")
+        self._generator = torch.Generator()
+        self._seed, self.epoch = seed, 0
+        sampler: Any = data
+        if not isinstance(data, Sampler):
+            sampler = SequentialSampler(data)
+            if shuffle:
+                sampler = RandomSampler(data, generator=self._generator)
+        elif shuffle:
+            raise ArgumentError("Parts: shuffle=True with a sampler, which has an order of its own")
+        self._batches = BatchSampler(sampler, batch_size, drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of an epoch, as after a checkpoint."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._generator.manual_seed(self._seed + self.epoch)
+        self.epoch += 1
+        for batch in self._batches:
+            sizes = balanced(len(batch), self._axis.size)
+            start = sum(sizes[: self._axis.index])
+            yield batch[start : start + sizes[self._axis.index]]
+
+
+def loader(
+    data: Any,
+    axis: Axis,
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    **options: Any,
+) -> DataLoader[Any]:
+    """A DataLoader of torch of this worker's rows of each global batch (`Parts`, whose arguments
+    these are).
+
+    An empty part is a batch of no rows, of the shapes and dtypes of others: forward and backward of
+    it are those of the other workers, and its gradients are zeros.
+
+    Args:
+        data: a dataset with indices.
+        options: of DataLoader, such as ``num_workers`` and ``collate_fn``, which may use a worker's
+            random numbers, but not those of others.
+    """
+    for name in ("sampler", "batch_sampler"):
+        if name in options:
+            raise ArgumentError(f"loader: {name}= is a linop.strategies.Parts; give that its data")
+    parts = Parts(
+        data, axis, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
+    collate = partial(_collated, options.pop("collate_fn", default_collate), data)
+    return DataLoader(data, batch_sampler=parts, collate_fn=collate, **options)
+
+
+def _collated(collate: Any, data: Any, rows: Sequence[Any]) -> Any:
+    """A batch; of no rows, that of the first one without it."""
+    if rows:
+        return collate(rows)
+    return tree_map_only(torch.Tensor, lambda x: x[:0], collate([data[0]]))
