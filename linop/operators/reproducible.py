@@ -67,7 +67,8 @@ def reproducible(op: LinearOperator, sums: str) -> LinearOperator:
             f"sums={sums!r}: an operator without time loops expected, given {op!r}; take a backend "
             f"with this option, which has it for each step"
         )
-    return op.kept.setdefault(("sums", sums), Reproducible(op, sums))
+    made: LinearOperator = op.kept.setdefault(("sums", sums), Reproducible(op, sums))
+    return made
 
 
 def check_sums(sums: object) -> None:

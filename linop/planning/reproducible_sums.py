@@ -95,7 +95,7 @@ class _Split:
         """Sums to where they are wanted, and all that is no sum."""
         combined: dict[tuple[Term, ...], list[Subset]] = {}
         for target, terms in self._cells():
-            if len(terms) < 2 or (len(terms) == 2 and all(abs(c) == 1 for _, c in terms)):
+            if len(terms) < 2 or (len(terms) == 2 and all(c in (1, -1) for _, c in terms)):
                 self._after += [(target, source, c) for source, c in terms]
             else:
                 combined.setdefault(terms, []).append(target)
@@ -184,7 +184,7 @@ class _Split:
         """A sum of two at a time. Terms with coefficients are scaled first, by themselves."""
         levels: list[list[Block]] = []
         terms = list(one.terms)
-        plain = all(abs(c) == 1 for _, c in terms)
+        plain = all(c in (1, -1) for _, c in terms)
         while len(terms) > 1 or not levels:
             pairs = [terms[k : k + 2] for k in range(0, len(terms), 2)]
             if not levels and not plain:

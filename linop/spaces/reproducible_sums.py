@@ -6,8 +6,9 @@ can be summed before, anywhere, and the rest is as if it had not been.
 
 `exact_sum` transforms the terms by Knuth's TwoSum into a sum and an error for each addition, which
 together are the exact sum ("cascaded summation": Ogita, Rump and Oishi, "Accurate Sum and Dot
-Product", 2005), adds the errors likewise, and rounds if what is left cannot change the result.
-Elements where it can, far less than one in a million of usual data, are summed by `math.fsum`.
+Product", 2005), adds the errors, and rounds if what is left cannot change the result. Where it can,
+as halfway between two numbers, the errors are transformed likewise; elements that are not certain
+then, far less than one in a million of usual data, are summed by `math.fsum`.
 Superaccumulators (ExBLAS) and binned sums (ReproBLAS) have the same bits in any order, too; they
 are for sums whose terms are not all in one place, need 39 and 3 numbers an element, and would have
 to be added by code of their own on every road.
@@ -16,7 +17,7 @@ to be added by code of their own on every road.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -27,8 +28,10 @@ from linop.spaces.scalars import Array
 
 KINDS = ("exact", "tree")
 """Names of the ways to add, by which users know them."""
-_CHUNK = 8192
-"""Elements that are summed at a time, in arrays that stay in the processor's cache."""
+_EPS = float(np.finfo(np.float64).eps)
+_CHUNK = {True: 4096, False: 16384}
+"""Elements of float64 (True) and of shorter numbers that are summed at a time, in arrays that stay
+in the processor's cache."""
 
 
 def exact_sum(*terms: Array) -> Array:
@@ -55,10 +58,11 @@ def exact_sum(*terms: Array) -> Array:
     if first.dtype.kind == "c":
         flat = [term.view(term.real.dtype) for term in flat]
     total = np.empty_like(flat[0])
-    part = _of_doubles if total.dtype == np.float64 else _of_shorter
+    doubles = total.dtype == np.float64
+    part, step = _of_doubles if doubles else _of_shorter, _CHUNK[doubles]
     with np.errstate(all="ignore"):
-        for at in range(0, len(total), _CHUNK):
-            part([term[at : at + _CHUNK] for term in flat], total[at : at + _CHUNK])
+        for at in range(0, len(total), step):
+            part([term[at : at + step] for term in flat], total[at : at + step])
     whole: Array = total.view(first.dtype).reshape(first.shape)
     return whole
 
@@ -117,45 +121,83 @@ class _Errors:
 def _of_doubles(terms: Sequence[Array], total: Array) -> None:
     """The sum of float64 chunks, in place of `total`."""
     size = len(total)
-    two, s, e = _Errors(size), terms[0].copy(), np.empty(size)
-    t, f, left = np.zeros(size), np.empty(size), np.zeros(size)
-    for k, term in enumerate(terms[1:]):
+    two, s, e = _Errors(size), terms[0].copy(), np.zeros(size)
+    t, left = np.zeros(size), np.zeros(size)
+    for term in terms[1:]:
         two.add(s, term, e)
-        if k == 0:
-            t[...] = e
-            continue
-        two.add(t, e, f)  # the errors are summed as the terms are
-        left += np.abs(f, out=f)
-    d = np.empty(size)
-    r = s.copy()
-    two.add(r, t, d)  # r + d + (at most `left`) is the exact sum
+        t += e
+        left += np.abs(e, out=e)
+    d, r = e, s.copy()
+    two.add(r, t, d)  # r + d + (at most `left` * eps * terms / 2) is the exact sum
     total[...] = r
-    open_ = ~((left == 0) & np.isfinite(r))
     if not total.all():
         np.copyto(total, s, where=(t == 0) & (s == 0))  # the sign of zero
-    if open_.any():
-        at = np.flatnonzero(open_)
-        low, high = _ends(d[at], left[at])
-        certain = (r[at] + low == r[at]) & (r[at] + high == r[at])
-        _slowly(terms, total, at[~(certain & np.isfinite(r[at]))])
+    left *= len(terms) * _EPS
+    left += np.abs(d, out=t) * (2 * _EPS)  # more than rounding of d ± left takes away
+    certain = r + (d + left) == r
+    certain &= r + (d - left) == r
+    _fully(_doubles_fully, terms, total, certain)
+
+
+def _doubles_fully(terms: Sequence[Array], total: Array) -> None:
+    """As `_of_doubles`, of sums that are nearly halfway between two numbers: the errors are summed
+    as the terms are."""
+    size = len(total)
+    two, s, e = _Errors(size), terms[0].copy(), np.empty(size)
+    t, f, left = np.zeros(size), np.empty(size), np.zeros(size)
+    for term in terms[1:]:
+        two.add(s, term, e)
+        two.add(t, e, f)
+        left += np.abs(f, out=f)
+    d, r = e, s.copy()
+    two.add(r, t, d)  # r + d + (at most `left`) is the exact sum
+    np.copyto(total, np.where((t == 0) & (s == 0), s, r))
+    low, high = _ends(d, left)
+    certain = (left == 0) | ((r + low == r) & (r + high == r))
+    _slowly(terms, total, np.flatnonzero(~(certain & np.isfinite(r))))
 
 
 def _of_shorter(terms: Sequence[Array], total: Array) -> None:
     """The sum of chunks of float32 or float16, in place of `total`."""
+    s, most = terms[0].astype(np.float64), np.abs(terms[0])
+    size = np.empty_like(most)
+    for term in terms[1:]:
+        s += term
+        most += np.abs(term, out=size)
+    # Of numbers so small that this underflows, and of float16, s is exact.
+    left = most * (len(terms) * _EPS)
+    total[...] = s - left
+    certain = (s + left).astype(total.dtype) == total
+    certain &= total != 0
+    _fully(_shorter_fully, terms, total, certain)
+
+
+def _shorter_fully(terms: Sequence[Array], total: Array) -> None:
+    """As `_of_shorter`, of sums that are nearly halfway between two numbers."""
     size = len(total)
     two, s, e, left = _Errors(size), terms[0].astype(np.float64), np.empty(size), np.zeros(size)
-    x = np.empty(size)
     for term in terms[1:]:
-        x[...] = term
-        two.add(s, x, e)
+        two.add(s, term.astype(np.float64), e)
         left += np.abs(e, out=e)
-    total[...] = s
-    open_ = ~((left == 0) & np.isfinite(s))
-    if open_.any():
-        at = np.flatnonzero(open_)
-        low, high = (end.astype(total.dtype) for end in _ends(s[at], left[at]))
-        total[at] = low
-        _slowly(terms, total, at[~((low == high) & np.isfinite(s[at]))])
+    low, high = (end.astype(total.dtype) for end in _ends(s, left))
+    total[...] = np.where(left == 0, s, low)
+    certain = (left == 0) | (low == high)
+    _slowly(terms, total, np.flatnonzero(~(certain & np.isfinite(s))))
+
+
+def _fully(
+    how: Callable[[Sequence[Array], Array], None],
+    terms: Sequence[Array],
+    total: Array,
+    certain: Array,
+) -> None:
+    """Sum the elements that are not certain in another way."""
+    if certain.all():
+        return
+    at = np.flatnonzero(~certain)
+    again = np.empty(len(at), total.dtype)
+    how([term[at] for term in terms], again)
+    total[at] = again
 
 
 def _ends(about: Array, left: Array) -> tuple[Array, Array]:

@@ -116,8 +116,6 @@ def test_an_option_of_backends(sums: str, monkeypatch: pytest.MonkeyPatch) -> No
     on_threads(4, says_its_sums, sums)
     whole = linop.backends.get("threads")
     assert pickle.loads(pickle.dumps(whole)).sums == sums
-    x = {f"copy{k}": x for k, x in enumerate(np.eye(3))}
-    del x
     with pytest.raises(BackendError, match=r"sums='fixed' wanted; this program has"):
         linop.launch(lambda b: linop.backends.get("threads", sums="fixed"), 1, "threads")
 
@@ -145,6 +143,26 @@ def test_sums_of_two_and_of_integers_are_the_plain_plan() -> None:
     assert reproducible(scaled, "exact").stages is not scaled.stages
 
 
+def test_loops_have_the_sums_of_their_backend() -> None:
+    op = linop.all_reduce(copies(3, 1), [0])
+    loop, terms = linop.repeat(op, 2), [1e16, 1.0, -1e16]
+
+    def program(backend: Any) -> float:
+        return float(loop.compile(backend)(np.array([terms[backend.worker]]))[0])
+
+    assert linop.launch(program, 3, "threads", sums="exact") == [3.0] * 3
+    assert linop.launch(program, 3, "threads") == [0.0] * 3
+
+
+def test_they_pickle_and_copy() -> None:
+    op = reproducible(linop.all_reduce(copies(4, 7), [0]), "tree")
+    again, x = pickle.loads(pickle.dumps(op)), op.domain.random(0)
+    assert again.equals(op) and str(again) == str(op)
+    plan = op.compile(linop.backends.get("threads"))
+    for one in (again, pickle.loads(pickle.dumps(plan))):
+        assert all(bits(y) == bits(one(x)[name]) for name, y in op(x).arrays.items())
+
+
 def test_debug_mode_proves_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINOP_DEBUG", "1")
     on_threads(4, has_the_bits_of_one_process, "wide", LARGE, "exact")
@@ -157,11 +175,9 @@ def test_what_cannot_be() -> None:
         op.compile(threads, sums="any")
     with pytest.raises(DTypeError, match=r"sums='exact' is of float16, .* given longdouble|float"):
         linop.all_reduce(copies(3, 2, np.longdouble), [0]).compile(threads, sums="exact")
-    X = copies(1, 2)
-    loop = linop.repeat(linop.identity(X), 3)
-    if loop.loops:
-        with pytest.raises(ArgumentError, match="an operator without time loops expected"):
-            loop.compile(threads, sums="exact")
+    loop = linop.repeat(op, 3)
+    with pytest.raises(ArgumentError, match="an operator without time loops expected"):
+        loop.compile(threads, sums="exact")
 
     def different(backend: Any) -> None:
         op.compile(backend, sums="exact" if backend.worker else "tree")

@@ -51,6 +51,15 @@ DATA_PARALLEL = (
         ("test_states.py::test_compositions",),
     ),
     Fault(
+        "shards one after the other",
+        "gradients of virtual shards are added in their order, and not in a tree",
+        "order",
+        "linop.strategies.data.virtual_shards:_Tree.add",
+        "self._parts and self._parts[-1][0] == level",
+        "self._parts",
+        ("test_exact_training.py::test_ten_steps_have_the_same_bits_on_threads",),
+    ),
+    Fault(
         "gradients that replace",
         "gradients of a backward take the place of those of earlier ones",
         "overwriting",

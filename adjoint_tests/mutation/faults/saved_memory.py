@@ -163,7 +163,7 @@ SAVED_MEMORY = (
         "a gradient that is off by less than the largest one is accepted",
         "blind",
         "linop.strategies.checking.diagnosis:Everyone.faults",
-        "not f.difference <= self.tolerance",
+        "not f.difference <= limit",
         "f.difference > 1",
         ("test_check.py::test_faults_are_named",),
     ),

@@ -150,6 +150,8 @@ class Comparison:
         for one in self.pairs:
             one.parameter.grad = None
         self.twin.zero_grad(set_to_none=True)
+        own: float | None
+        twins: float | None
         if self._in_shards:
             own, twins = (
                 self._step_of_shards(net, axis)

@@ -68,7 +68,7 @@ class _Linear(ParallelLayer):
 
     @property
     def in_pieces(self) -> bool:  # type: ignore[override]
-        return not (self.transposed or getattr(self, "parts", ()))
+        return not (self.transposed or getattr(self, "parts", None))
 
     def cut_into(self, pieces: int) -> None:
         super().cut_into(pieces)
