@@ -36,6 +36,7 @@ from support.strategies.exact_training import (
     WORKERS,
     batch,
     checked,
+    checked_over_features,
     has_the_bits,
     perceptron,
     squares,
@@ -99,6 +100,13 @@ def test_check_says_that_one_bit_is_wrong() -> None:
     assert own != twins and float(own) == pytest.approx(float(twins), rel=1e-12)
     with pytest.raises(GradientError, match=r"all gradients of `0\.weight` differ by up to"):
         on_tree(2, checked, "dp", "twice")
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_check_of_a_tensor_parallel_net(workers: int) -> None:
+    assert on_tree(workers, checked_over_features) == [0.0] * workers
+    with pytest.raises(GradientError, match=r"`head\.weight` differ by up to"):
+        on_tree(workers, checked_over_features, True)
 
 
 def test_sums_by_worker_are_another_rounding() -> None:

@@ -143,5 +143,34 @@ def checked(
     return check(model, twin, batch(seed, rows), squares, exact=True)
 
 
+def checked_over_features(backend: Backend, spoil: bool = False) -> float:
+    """`check(exact=True)` of the tensor-parallel GPT, whose twin is cut over one worker.
+
+    Args:
+        spoil: change the last bits of one gradient, on the last worker.
+    """
+    torch.set_num_threads(1)
+    axis = Mesh(backend, only=-1)["only"]
+    alone = Axis("only", (0,), 0, linop.backends.alone())
+    nets = [gpt.network("sequential", SIZE, torch.float64) for _ in range(2)]
+    model, twin = (
+        made(net, "tp", over, SIZE) for net, over in zip(nets, (axis, alone), strict=True)
+    )
+    losses = {id(model): CrossEntropyLoss(axis, shards=8)}
+    if spoil and axis.index == axis.size - 1:
+        model.head.weight.register_hook(lambda g: g * (1 + 2.0**-51))
+
+    def step(net: Any, batch: Any) -> float:
+        x, target = batch
+        loss = losses.get(id(net)) or losses.setdefault(id(net), CrossEntropyLoss(alone, shards=8))
+        value = loss(net(x).flatten(0, 1), target.flatten())
+        value.backward()
+        return float(value.detach())
+
+    text = gpt.language_model.text()
+    x, target = next(iter(gpt.language_model.batches(text, 4, 1, length=SIZE.length)))
+    return check(model, twin, (x, target), step=step, exact=True)
+
+
 def squares(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((y - target) ** 2).sum()
