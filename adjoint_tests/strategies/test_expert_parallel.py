@@ -20,7 +20,7 @@ import torch
 import linop
 from linop.backends import Backend
 from linop.errors import ArgumentError, LinopError, ShapeError
-from linop.strategies import DataParallel, ExpertParallel, Mesh, fully_shard
+from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
 from support.draws import FEW
 from support.requirements import needs_mpi
 from support.strategies.expert_nets import (
@@ -29,6 +29,7 @@ from support.strategies.expert_nets import (
     Stacked,
     accumulates,
     is_its_twin,
+    is_its_twin_in_stages,
     is_mixtral,
     losses_of_routers,
     recomputes,
@@ -79,6 +80,11 @@ def test_micro_batches(rows: tuple[int, ...], dp: int) -> None:
     on_threads(len(rows), accumulates, Experts(rows, dp))
 
 
+@pytest.mark.parametrize("dp", [1, 2])
+def test_in_pipelines(dp: int) -> None:
+    on_threads(4 * dp, is_its_twin_in_stages, dp)
+
+
 @pytest.mark.parametrize("context", [True, False])
 def test_checkpoints(context: bool) -> None:
     on_threads(3, recomputes, context)
@@ -126,6 +132,8 @@ def test_mistakes() -> None:
             DataParallel(net, mesh["dp", "ep"])
         with pytest.raises(ArgumentError, match="is a block that a linop"):
             fully_shard(net, mesh["dp", "ep"])
+        with pytest.raises(ArgumentError, match=r"\['experts\.bias', .* have no copies to shard"):
+            ShardedOptimizer(net, mesh["ep"], torch.optim.SGD)
         x = torch.zeros(4, 2).double()
         with pytest.raises(ShapeError, match=r"\(8, 2\) for experts of 6 tokens"):
             net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 1).double())

@@ -88,7 +88,9 @@ class Routing:
     @cached_property
     def sizes(self) -> Array:
         """Slots of each expert: int64, of shape (experts,)."""
-        return np.bincount(self.indices.reshape(-1)[self.slots], minlength=self.experts)
+        flat = self.indices.reshape(-1)
+        found: Array = np.bincount(flat[self.slots], minlength=self.experts)
+        return found
 
     def __repr__(self) -> str:
         tokens, k = self.indices.shape

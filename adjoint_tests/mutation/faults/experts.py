@@ -78,8 +78,8 @@ EXPERTS = (
         "data parallelism over the axis of experts takes the blocks for copies of one",
         "replication",
         "linop.strategies.data.replicas:summed_already",
-        "found.add(id(p))",
-        "found.discard(id(p))",
+        "found.add(name)",
+        "found.discard(name)",
         NETS,
     ),
 )
