@@ -123,9 +123,9 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
 
 
 def axes_across(module: Module) -> dict[Axis, bool]:
-    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters and
-    of experts; and of tensor-parallel modules, which are true, since these wait with tensors of one
-    shape."""
+    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters
+    and of experts; and of tensor-parallel modules, which are true, since these wait with tensors of
+    one shape."""
     axes = {unit.axis: False for unit in sharded_units(module)}
     axes |= {m.axis: False for m in module.modules() if isinstance(m, ParallelExperts)}
     axes |= {m.axis: True for m in module.modules() if isinstance(m, ParallelLayer)}
