@@ -75,7 +75,7 @@ class Routing:
     def slots(self) -> Array:
         """Numbers token · k + choice of the slots: int64, of shape (slots,)."""
         flat = self.indices.reshape(-1)
-        order = np.argsort(flat, kind="stable")
+        order: Array = np.argsort(flat, kind="stable")
         if self.capacity is None:
             return order
         tokens, k = self.indices.shape
@@ -83,7 +83,8 @@ class Routing:
         ranks = np.empty(len(flat), np.int64)
         ranks[np.argsort(choices, kind="stable")] = ranks_in(np.bincount(choices, minlength=1))
         kept = (ranks < self.capacity).reshape(k, tokens).T.reshape(-1)
-        return order[kept[order]]
+        found: Array = order[kept[order]]
+        return found
 
     @cached_property
     def sizes(self) -> Array:
