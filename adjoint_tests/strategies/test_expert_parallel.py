@@ -150,3 +150,19 @@ def test_nets_that_differ() -> None:
             ep.parallelize(torch.nn.Sequential(Stacked(3 + (backend.worker or 0), 3, 2)))
 
     linop.launch(main, 2)
+
+
+def test_modules_by_name_and_shared_ones() -> None:
+    """Patterns say which modules are cut; one that is at two places stays one."""
+
+    def main(backend: Backend) -> Any:
+        ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
+        net = torch.nn.Sequential(Block(3, 1, 2), Block(3, 1, 2), Block(3, 1, 2))
+        net[2].experts = net[0].experts
+        ep.parallelize(net, ["0.experts", "2.e*"])
+        assert isinstance(net[1].experts, Stacked)
+        assert net[2].experts is net[0].experts
+        assert ep.experts(net) == [net[0].experts]
+        return tuple(net[0].experts.up.shape)
+
+    assert linop.launch(main, 2) == [(2, 2, 2), (1, 2, 2)]

@@ -94,7 +94,7 @@ class ExpertParallel:
             some = [n for n in every if n and any(fnmatchcase(n, p) for p in patterns)]
         if not some:
             raise ArgumentError(
-                f"ExpertParallel: no module of {type(net).__name__} "
+                f"no module of {type(net).__name__} "
                 + ("is one of stacked experts" if names is None else f"is called {names!r}")
                 + "; give names= of modules whose parameters have the shape (experts, …), in a net "
                 "that is not parallel yet"
