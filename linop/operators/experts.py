@@ -102,7 +102,8 @@ class Routing:
 def ranks_in(counts: Array) -> Array:
     """0, 1, … of each group, of consecutive groups of so many."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    found: Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return found
 
 
 @records_origin
