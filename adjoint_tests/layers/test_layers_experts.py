@@ -72,6 +72,7 @@ def selection(columns: Any, width: int) -> Any:
     return csr_array((ones, (np.arange(len(columns)), columns)), (len(columns), width))
 
 
+@example(((2, 2), {"indices": (0, 1, 1, 0, 0, 1, 1, 0), "k": 2, "experts": 3, "capacity": 2}))
 @example(((5, 0, 1), {"indices": (2,) * 12, "k": 2, "experts": 5, "capacity": 3}))
 @given(cuts())
 def test_three_factors_are_the_operator(case: Any) -> None:

@@ -47,6 +47,10 @@ def naive(described: Any, tokens: int) -> tuple[Any, list[int]]:
 EVERYTHING_TO_ONE = {"indices": (2,) * 12, "k": 2, "experts": 5, "capacity": None}
 
 
+FIRST_CHOICES_FIRST = {"indices": (0, 1, 0, 1, 0, 1), "k": 2, "experts": 2, "capacity": 2}
+
+
+@example((3, 2, [1, 2], FIRST_CHOICES_FIRST))
 @example((6, 4, [0, 5, 0, 1], EVERYTHING_TO_ONE))
 @example((6, 4, [0, 5, 0, 1], EVERYTHING_TO_ONE | {"capacity": 0}))
 @example((0, 3, [0, 0, 0], EVERYTHING_TO_ONE | {"indices": ()}))

@@ -20,7 +20,7 @@ import torch
 import linop
 from linop.backends import Backend
 from linop.errors import ArgumentError, LinopError, ShapeError
-from linop.strategies import DataParallel, ExpertParallel, Mesh, fully_shard
+from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
 from support.draws import FEW
 from support.requirements import needs_mpi
 from support.strategies.expert_nets import (
@@ -29,6 +29,7 @@ from support.strategies.expert_nets import (
     Stacked,
     accumulates,
     is_its_twin,
+    is_its_twin_in_stages,
     is_mixtral,
     losses_of_routers,
     recomputes,
@@ -79,6 +80,11 @@ def test_micro_batches(rows: tuple[int, ...], dp: int) -> None:
     on_threads(len(rows), accumulates, Experts(rows, dp))
 
 
+@pytest.mark.parametrize("dp", [1, 2])
+def test_in_pipelines(dp: int) -> None:
+    on_threads(4 * dp, is_its_twin_in_stages, dp)
+
+
 @pytest.mark.parametrize("context", [True, False])
 def test_checkpoints(context: bool) -> None:
     on_threads(3, recomputes, context)
@@ -126,6 +132,8 @@ def test_mistakes() -> None:
             DataParallel(net, mesh["dp", "ep"])
         with pytest.raises(ArgumentError, match="is a block that a linop"):
             fully_shard(net, mesh["dp", "ep"])
+        with pytest.raises(ArgumentError, match=r"\['experts\.bias', .* have no copies to shard"):
+            ShardedOptimizer(net, mesh["ep"], torch.optim.SGD)
         x = torch.zeros(4, 2).double()
         with pytest.raises(ShapeError, match=r"\(8, 2\) for experts of 6 tokens"):
             net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 1).double())
@@ -142,3 +150,19 @@ def test_nets_that_differ() -> None:
             ep.parallelize(torch.nn.Sequential(Stacked(3 + (backend.worker or 0), 3, 2)))
 
     linop.launch(main, 2)
+
+
+def test_modules_by_name_and_shared_ones() -> None:
+    """Patterns say which modules are cut; one that is at two places stays one."""
+
+    def main(backend: Backend) -> Any:
+        ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
+        net = torch.nn.Sequential(Block(3, 1, 2), Block(3, 1, 2), Block(3, 1, 2))
+        net[2].experts = net[0].experts
+        ep.parallelize(net, ["0.experts", "2.e*"])
+        assert isinstance(net[1].experts, Stacked)
+        assert net[2].experts is net[0].experts
+        assert ep.experts(net) == [net[0].experts]
+        return tuple(net[0].experts.up.shape)
+
+    assert linop.launch(main, 2) == [(2, 2, 2), (1, 2, 2)]

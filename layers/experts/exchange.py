@@ -109,7 +109,9 @@ class Exchange:
             dropped = torch.from_numpy(slots.dropped).to(device)
             each = each.masked_fill(dropped.reshape(-1, 1), 0)
         each = each.view(*indices.shape, y.shape[1])
-        return torch.bmm(gates.to(each.dtype).unsqueeze(1), each).squeeze(1)
+        kind = torch.promote_types(gates.dtype, each.dtype)  # gates may be wider, as in Mixtral
+        summed = torch.bmm(gates.to(kind).unsqueeze(1), each.to(kind)).squeeze(1)
+        return summed.to(each.dtype)
 
     def outside(self, x: Tensor | None) -> Tensor:
         """The call on a worker of the program that is not of the group: a zero-volume tensor."""

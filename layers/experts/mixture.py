@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
-ACTIVATIONS = {
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "relu": torch.nn.functional.relu,
@@ -103,7 +103,8 @@ class MixtureOfExperts(Layer):
             for name, shape in empty.items():
                 p = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                 bound = max(1, shape[-1]) ** -0.5
-                whole.register_parameter(name, torch.nn.init.uniform_(p, -bound, bound))
+                torch.nn.init.uniform_(p, -bound, bound)
+                whole.register_parameter(name, p)
             return whole
 
         whole = drawn(self, make)

@@ -64,7 +64,8 @@ def kept_of(counts: Array, capacity: int | None) -> Array:
     if capacity is None:
         total: Array = counts.sum(1)
         return total
-    return np.clip(capacity - _before(counts), 0, counts).sum(1)
+    some: Array = np.clip(capacity - _before(counts), 0, counts).sum(1)
+    return some
 
 
 def slots_of(
@@ -104,7 +105,8 @@ def slots_of(
 def _starts(kept: Array) -> Array:
     """The first expert of each worker that has one."""
     lengths = np.array(balanced(kept.shape[1], kept.shape[0]))
-    return (np.cumsum(lengths) - lengths)[lengths > 0]
+    starts: Array = (np.cumsum(lengths) - lengths)[lengths > 0]
+    return starts
 
 
 def _before(counts: Array) -> Array:

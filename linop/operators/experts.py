@@ -75,7 +75,7 @@ class Routing:
     def slots(self) -> Array:
         """Numbers token · k + choice of the slots: int64, of shape (slots,)."""
         flat = self.indices.reshape(-1)
-        order = np.argsort(flat, kind="stable")
+        order: Array = np.argsort(flat, kind="stable")
         if self.capacity is None:
             return order
         tokens, k = self.indices.shape
@@ -83,12 +83,15 @@ class Routing:
         ranks = np.empty(len(flat), np.int64)
         ranks[np.argsort(choices, kind="stable")] = ranks_in(np.bincount(choices, minlength=1))
         kept = (ranks < self.capacity).reshape(k, tokens).T.reshape(-1)
-        return order[kept[order]]
+        found: Array = order[kept[order]]
+        return found
 
     @cached_property
     def sizes(self) -> Array:
         """Slots of each expert: int64, of shape (experts,)."""
-        return np.bincount(self.indices.reshape(-1)[self.slots], minlength=self.experts)
+        flat = self.indices.reshape(-1)
+        found: Array = np.bincount(flat[self.slots], minlength=self.experts)
+        return found
 
     def __repr__(self) -> str:
         tokens, k = self.indices.shape
@@ -99,7 +102,8 @@ class Routing:
 def ranks_in(counts: Array) -> Array:
     """0, 1, … of each group, of consecutive groups of so many."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    found: Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return found
 
 
 @records_origin

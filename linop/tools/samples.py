@@ -39,7 +39,7 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     yield "shift", linop.shift(split, 1)
     routing = linop.Routing([[n % 3, 2] for n in range(2 * workers + 1)], 4, workers + 1)
     yield "dispatch", linop.dispatch(split, routing)
-    yield "combine", linop.combine(split, routing, [[0.5, 0.25]] * (2 * workers + 1))
+    yield "combine", linop.combine(split, routing, [[2, 3]] * (2 * workers + 1))
     yield "halo_exchange", linop.halo_exchange(split, (4, 3), stride=(2, 1), padding=(1, 0))
     yield "halo_exchange, in place", linop.halo_exchange(split, 3, padding=1, in_place=True)
     yield "pad, zeros", linop.pad(split, ((1, 2), (-1, 1)))

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import linop
 from linop import Routing
 from linop.backends import Backend
-from linop.strategies import DataParallel, ExpertParallel, Mesh, check, fully_shard
+from linop.strategies import DataParallel, ExpertParallel, Mesh, Pipeline, check, fully_shard
 from support.layers.cases import normal, same
+from support.strategies.pipelines.pipelines import squares
 from support.strategies.tensor.tensor_networks import filled
 
 Tensor = Any
@@ -127,6 +128,21 @@ def is_its_twin(backend: Backend, case: Experts) -> None:
         return (y - target).square().sum()
 
     assert check(model, twin, batch, loss, mine=mine, mesh=mesh, data=["dp", "ep"]) <= 1e-12
+
+
+def is_its_twin_in_stages(backend: Backend, dp: int) -> None:
+    """In stages of a pipeline, too."""
+    mesh = Mesh(backend, dp=dp, ep=2, pp=2)
+    case = Experts(dp=dp, experts=3)
+    twin, pp, every = net_of(case), mesh["pp"], mesh["dp", "ep"]
+    ep = ExpertParallel(mesh["ep"], mesh["dp"])
+    stages: list[Any] = [None, None]
+    stages[pp.index] = DataParallel(ep.parallelize(copy.deepcopy(twin))[pp.index], every)
+    table = linop.schedules.GENERATORS["1f1b"](2, 2)
+    model = Pipeline(stages, table, squares, backend=pp.backend)
+    batch = normal((2 * every.size, 2, 3), 1), normal((2 * every.size, 2, 3), 2)
+    mine = [x.chunk(every.size)[every.index] for x in batch]
+    assert check(model, twin, batch, mine=mine, mesh=mesh, data=["dp", "ep"]) <= 1e-12
 
 
 def accumulates(backend: Backend, case: Experts) -> None:

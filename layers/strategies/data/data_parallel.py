@@ -160,7 +160,7 @@ class DataParallel(torch.nn.Module):
     def _own(self, module: Any) -> dict[str, Tensor]:
         """The parameters that this axis has copies of: not those of experts that are cut over
         it."""
-        return {n: p for n, p in module.named_parameters() if id(p) not in self._apart}
+        return {n: p for n, p in module.named_parameters() if n not in self._apart}
 
     def _make_broadcasts(self) -> None:
         """Compile the broadcasts of parameters and buffers, of their dtypes. Collective."""

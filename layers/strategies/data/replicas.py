@@ -133,9 +133,9 @@ def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> N
         )
 
 
-def summed_already(module: Any, axis: Axis) -> set[int]:
-    """The `id` of parameters in blocks over workers of an axis, whose gradients are sums over the
-    rows of all of these: experts, which this axis' sums leave alone.
+def summed_already(module: Any, axis: Axis) -> set[str]:
+    """Names of parameters in blocks over workers of an axis, whose gradients are sums over the rows
+    of all of these: experts, which this axis' sums leave alone.
 
     Raises:
         ArgumentError: the axis has copies of such blocks, too, and their gradients are not summed.
@@ -143,7 +143,7 @@ def summed_already(module: Any, axis: Axis) -> set[int]:
     if not isinstance(module, torch.nn.Module):
         return set()
     every = dict(module.named_parameters())
-    known, found = blocks(every.values()), set()
+    known, found = blocks(every.values()), set[str]()
     for name, p in every.items():
         cut = [getattr(one.layer, "axis", None) for one in known.get(id(p), ())]
         sums = [getattr(one.layer, "sums_over_axis", False) for one in known.get(id(p), ())]
@@ -156,16 +156,16 @@ def summed_already(module: Any, axis: Axis) -> set[int]:
                     f"copies of its blocks, whose gradients nobody sums: give the axis of the "
                     f"copies to ExpertParallel, as data=mesh['dp']"
                 )
-            found.add(id(p))
+            found.add(name)
     return found
 
 
-def module_checked(module: Any, backend: Backend, apart: set[int]) -> dict[str, Tensor]:
+def module_checked(module: Any, backend: Backend, apart: set[str]) -> dict[str, Tensor]:
     """A module's parameters that have gradients, by name: perhaps none. Shards may have copies on
     other workers than those that they are cut over.
 
     Args:
-        apart: the `id` of parameters that are left alone.
+        apart: names of parameters that are left alone.
 
     Raises:
         ArgumentError: it is no module, or is data parallel already.
@@ -173,7 +173,7 @@ def module_checked(module: Any, backend: Backend, apart: set[int]) -> dict[str, 
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
     for name, p in module.named_parameters():
-        if id(p) in apart:
+        if name in apart:
             continue
         already = getattr(p, "_linop_strategy", "")
         if already == "shard":
@@ -188,4 +188,4 @@ def module_checked(module: Any, backend: Backend, apart: set[int]) -> dict[str, 
                 f"module.to_empty(device='cpu'), and values"
             )
     named = module.named_parameters()
-    return {name: p for name, p in named if p.requires_grad and id(p) not in apart}
+    return {name: p for name, p in named if p.requires_grad and name not in apart}

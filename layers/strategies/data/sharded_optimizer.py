@@ -15,7 +15,7 @@ from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_o
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.members import rows
 from linop.strategies.data.reducer import reducer_of
-from linop.strategies.data.replicas import SERVER, agree, described
+from linop.strategies.data.replicas import SERVER, agree, described, summed_already
 from linop.strategies.data.unit import units_of
 from linop.strategies.mesh import Axis
 
@@ -57,6 +57,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 raise ArgumentError(
                     f"optimizer: a function of parameters expected, such as functools.partial("
                     f"torch.optim.AdamW, lr=1e-3), given {optimizer!r}"
+                )
+            if apart := summed_already(self.module, axis):
+                raise ArgumentError(
+                    f"parameters {sorted(apart)[:4]} are cut over the axis, and have no copies to "
+                    f"shard: use fully_shard, or any optimizer of torch"
                 )
             found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
             known = {getattr(p, "_linop_strategy", "") for p in found.values()}

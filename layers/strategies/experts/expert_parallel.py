@@ -67,22 +67,26 @@ class ExpertParallel:
                 nets differ between workers. On every worker.
         """
         found = agree(self.axis.backend, "ExpertParallel", lambda: self._found(net, names))
+        made: dict[Module, Module] = {}
         for name in found:
             whole = net.get_submodule(name)
-            one: Module = ParallelExperts(self.axis, whole, self.capacity_factor)
-            one.train(whole.training)
-            if self.data is not None and self.data.size > 1 < self.axis.size:
-                one = DataParallel(one, self.data)
+            if whole not in made:
+                made[whole] = self._parallel(whole)
             parent, _, last = name.rpartition(".")
-            setattr(net.get_submodule(parent), last, one)
+            setattr(net.get_submodule(parent), last, made[whole])
         return net
+
+    def _parallel(self, whole: Module) -> Module:
+        one = ParallelExperts(self.axis, whole, self.capacity_factor).train(whole.training)
+        copied = self.data is not None and self.data.size > 1
+        return DataParallel(one, self.data) if copied and self.axis.size > 1 else one
 
     def _found(
         self, net: Module, names: str | Sequence[str] | None
     ) -> tuple[dict[str, int], dict[str, str]]:
         """Names of modules of experts, with their numbers, and a description."""
         expect("ExpertParallel.parallelize: net", net, Module)
-        every = dict(net.named_modules())
+        every = dict(net.named_modules(remove_duplicate=False))
         if names is None:
             some = [name for name, one in every.items() if name and experts_of(one)]
         else:
@@ -90,7 +94,7 @@ class ExpertParallel:
             some = [n for n in every if n and any(fnmatchcase(n, p) for p in patterns)]
         if not some:
             raise ArgumentError(
-                f"ExpertParallel: no module of {type(net).__name__} "
+                f"no module of {type(net).__name__} "
                 + ("is one of stacked experts" if names is None else f"is called {names!r}")
                 + "; give names= of modules whose parameters have the shape (experts, …), in a net "
                 "that is not parallel yet"

@@ -135,7 +135,7 @@ def refuse(module: Any, name: str) -> None:
     """Raise an ArgumentError: a module is none of stacked experts."""
     kind = type(module).__name__
     raise ArgumentError(
-        f"ExpertParallel: {name!r} is a {kind}; a module expected whose parameters are stacked, of "
+        f"{name!r} is a {kind}; a module expected whose parameters are stacked, of "
         f"shape (experts, …), and that is called with (hidden_states, indices, gates), as "
         f"MixtralExperts of transformers"
     )

@@ -20,7 +20,7 @@ def routings(draw: st.DrawFn, tokens: int, most: int = 8) -> Description:
     some = st.integers(0, experts - 1)
     one = draw(st.none() | some)
     each = st.lists(some if one is None else st.just(one), min_size=tokens * k, max_size=tokens * k)
-    capacity = draw(st.none() | st.integers(0, tokens * k))
+    capacity = draw(st.none() | st.integers(0, 1 + 2 * tokens * k // experts))
     return {"indices": tuple(draw(each)), "k": k, "experts": experts, "capacity": capacity}
 
 

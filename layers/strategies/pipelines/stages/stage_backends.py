@@ -18,6 +18,7 @@ from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
+from linop.strategies.experts.parallel_experts import ParallelExperts
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.stages.stage import sharded_units
@@ -110,7 +111,7 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
             )
     for name, layer in module.named_modules():
         # Pipelines of a mesh run side by side, in step: their stages may be parallel across them.
-        across = isinstance(layer, ParallelLayer)
+        across = isinstance(layer, ParallelLayer | ParallelExperts)
         backend = layer.backend if isinstance(layer, Layer) and not across else part
         if (backend.workers, backend.worker) != (part.workers, part.worker):
             raise ArgumentError(
@@ -122,8 +123,10 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
 
 
 def axes_across(module: Module) -> dict[Axis, bool]:
-    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters;
-    and of tensor-parallel modules, which are true, since these wait with tensors of one shape."""
+    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters
+    and of experts; and of tensor-parallel modules, which are true, since these wait with tensors of
+    one shape."""
     axes = {unit.axis: False for unit in sharded_units(module)}
+    axes |= {m.axis: False for m in module.modules() if isinstance(m, ParallelExperts)}
     axes |= {m.axis: True for m in module.modules() if isinstance(m, ParallelLayer)}
     return {axis: same for axis, same in axes.items() if axis.size > 1}
