@@ -13,9 +13,12 @@ from linop.strategies.data.fully_shard import (
     fully_shard,
     load_full_state_dict,
 )
+from linop.strategies.data.loading import Parts, loader
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.data.unsharded import unsharded
+from linop.strategies.data.whole_module import full_module
 from linop.strategies.memory.checkpointed import checkpoint
+from linop.strategies.memory.estimate import Memory, estimate
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
@@ -44,7 +47,9 @@ __all__ = [
     "DataParallel",
     "GradientError",
     "LocalAttributes",
+    "Memory",
     "Mesh",
+    "Parts",
     "Pipeline",
     "PrepareModuleInput",
     "PrepareModuleOutput",
@@ -56,9 +61,12 @@ __all__ = [
     "check",
     "checkpoint",
     "equal_batches",
+    "estimate",
+    "full_module",
     "full_state_dict",
     "fully_shard",
     "load_full_state_dict",
+    "loader",
     "offload",
     "parallelize_module",
     "spatial",
