@@ -159,7 +159,7 @@ def refuses_other_uses(backend: Backend) -> None:
     with pytest.raises(ArgumentError, match="called outside of that module's forward"):
         net[0](x)
     net(x)
-    with pytest.raises(ArgumentError, match=r"cannot be pickled: a file .* full_module\(net\)"):
+    with pytest.raises(ArgumentError, match=r"cannot be pickled: .*full_module\(net\)"):
         pickle.dumps(net)
     refuses_replaced_parameters(axis, x)
     copies = DataParallel(chain(), axis)
