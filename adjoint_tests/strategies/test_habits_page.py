@@ -20,6 +20,7 @@ if importlib.util.find_spec("torch") is None:
 
 import linop
 from support.examples import example
+from support.models.packages import torchvision
 from support.requirements import needs_mpi
 from support.strategies.data import habits
 from support.workers import on_threads
@@ -106,7 +107,10 @@ def test_programs() -> None:
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning"])
 def test_loops_of_others(name: str) -> None:
-    pytest.importorskip(name, reason=f"{name} is not installed: pip install {name}")
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install {name}")
+    if importlib.util.find_spec("torchvision") is not None:
+        torchvision()  # which they import, and which may lack its own operators
     main = example(f"with_{name}").main
     alone = linop.launch(main, 1)
     for found in linop.launch(main, 2):
