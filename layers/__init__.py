@@ -127,7 +127,7 @@ from linop.layers.resample import (
 )
 from linop.layers.shapes import ChannelShuffle, Flatten, PixelShuffle, PixelUnshuffle, Unflatten
 from linop.layers.spectral import SpectralConv
-from linop.layers.state.checkpoint import load, save
+from linop.layers.state.checkpoint import Saving, load, save, save_async
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.state.state import gather_state, scatter_state
 
@@ -225,6 +225,7 @@ __all__ = [
     "ReplicationPad1d",
     "ReplicationPad2d",
     "ReplicationPad3d",
+    "Saving",
     "SmoothL1Loss",
     "SoftMarginLoss",
     "Softmax",
@@ -251,6 +252,7 @@ __all__ = [
     "initialize",
     "load",
     "save",
+    "save_async",
     "scaled_dot_product_attention",
     "scatter_optimizer_state",
     "scatter_state",

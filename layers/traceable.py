@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from linop.backends.autograd.functions import FOLLOWS, new_anchor, new_key
+from linop.backends.autograd.functions import new_anchor, new_key, records
 
 
 class Traceable(torch.nn.Module):
@@ -39,7 +39,7 @@ class Traceable(torch.nn.Module):
 
     def compiled(self, *tensors: Tensor | None) -> Any:
         """A call in code that torch compiles: recorded, or a graph break."""
-        if FOLLOWS and self.traceable:
+        if self.traceable and records():
             # torch executes an import while it traces. Before, its compiler would be imported.
             from linop.backends.autograd.traced import followed
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
+from linop.backends import current
 from linop.backends.autograd.bridge import Bridge, bridge_of
 from linop.backends.autograd.dtypes import is_of
 from linop.backends.autograd.recompute import checkpoint_context, opened, run
@@ -132,7 +133,7 @@ class Module(torch.nn.Module):
 
     def forward(self, x: Any = None) -> Any:
         """See `apply`."""
-        if torch.compiler.is_dynamo_compiling() and FOLLOWS:
+        if torch.compiler.is_dynamo_compiling() and records():
             from linop.backends.autograd.traced import followed
 
             return followed(self, self.key, self.anchor, x)
@@ -164,6 +165,19 @@ def add_dependency(x: Tensor, *unused: Tensor) -> Tensor:
 
 FOLLOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 """False with versions of torch whose compiler does not follow modules that it has to run."""
+
+
+def records() -> bool:
+    """True if torch's compiler may record plans here: not on several threads, of which one has the
+    compiler and would wait for the others, which wait for it."""
+    here = current()
+    return FOLLOWS and (here.name != "threads" or here.worker is None or here.workers == 1)
+
+
+# As torch.compiler.assume_constant_result does, which imports the compiler: called while it traces.
+records._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 _keys = itertools.count()
 
 

@@ -53,6 +53,11 @@ def refuse_shards(module: Any) -> None:
     module.register_load_state_dict_pre_hook(_loading)
 
 
+def refuses_shards(hook: Any) -> bool:
+    """True for the hooks of `refuse_shards`."""
+    return hook in (_saving, _loading)
+
+
 def _saving(module: Any, prefix: str, *unused: Any) -> None:
     for name, block in _shards(module).items():
         refuse_saving(type(module).__name__, prefix + name, block.space)

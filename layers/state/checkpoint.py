@@ -9,11 +9,15 @@ before it changes anything of the model; no file that it reads can run code.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from linop.errors import ArgumentError
 from linop.layers.state.files import check_sealed, clear_partial, replacing, seal, sync_folder
@@ -30,6 +34,10 @@ from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
 from linop.layers.state.workers import Workers
 from linop.writing import target
+
+Writing = Generator[Callable[[], Any], Callable[[], Any], None]
+"""A save: what this worker has to write, without the others, is yielded once, and a function is
+sent back that gives its result, or raises."""
 
 
 def save(
@@ -55,6 +63,70 @@ def save(
         LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
             written; on every worker. An earlier checkpoint at the path stays.
     """
+    _finish(_saving(model, path, optimizer, sharded, copies=False))
+
+
+class Saving:
+    """A save that goes on beside the program, as `save_async` begins it.
+
+    Attributes:
+        done: True when this worker has written its part, or failed.
+    """
+
+    def __init__(self, steps: Writing) -> None:
+        self._steps: Writing | None = steps
+        work = next(steps)
+        self._outcome: Future[Any] = Future()
+        # Not a daemon: what was begun is written before the process ends.
+        Thread(target=self._run, args=(work,), name="linop.layers.save_async").start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self._outcome.set_result(work())
+        except BaseException as error:
+            self._outcome.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        return self._outcome.done()
+
+    def wait(self) -> None:
+        """Wait for the save, and let it count: a folder's checkpoint is replaced here. Collective;
+        nothing at later calls.
+
+        Raises:
+            LinopError: it could not be written; on every worker. An earlier checkpoint at the path
+                stays.
+        """
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            _send(steps, self._outcome.result)
+
+
+def save_async(
+    model: Any,
+    path: str | bytes | os.PathLike[Any],
+    optimizer: Any = None,
+    *,
+    sharded: bool = False,
+) -> Saving:
+    """`save` with the same arguments, of copies that are made now: training goes on while a thread
+    writes them. Collective, as its ``wait`` is.
+
+    There is room for a copy of what this worker writes: of the whole state on worker 0; if
+    `sharded`, of its blocks.
+
+    Returns:
+        The save; call ``wait()`` on every worker, at the latest before the next one.
+
+    Raises:
+        LinopError: as `save`, of what fails before anything is written; on every worker.
+    """
+    return Saving(_saving(model, path, optimizer, sharded, copies=True))
+
+
+def _saving(model: Any, path: Any, optimizer: Any, sharded: bool, copies: bool) -> Writing:
+    """The steps of a save."""
     workers = Workers("save", model, optimizer)
     where = workers.each(lambda: named(path))
     workers.each(lambda: where if sharded else target(path))
@@ -66,12 +138,24 @@ def save(
         # Here: torch's module for it takes a second to import.
         from linop.layers.state.sharded_save import save_sharded
 
-        save_sharded(workers, optimized, where)
+        yield from save_sharded(workers, optimized, where, copies)
         return
     state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
-    workers.each(lambda: write_state(state, where) if workers.worker == 0 else None)
+    if copies:
+        state = tree_map_only(torch.Tensor, torch.Tensor.clone, state)
+    workers.each((yield lambda: write_state(state, where) if workers.worker == 0 else None))
+
+
+def _finish(steps: Writing) -> None:
+    """Go through the steps of a save, one after the other."""
+    _send(steps, next(steps))
+
+
+def _send(steps: Writing, outcome: Callable[[], Any]) -> None:
+    with suppress(StopIteration):
+        steps.send(outcome)
 
 
 def load(model: Any, path: str | bytes | os.PathLike[Any], optimizer: Any = None) -> None:

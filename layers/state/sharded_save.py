@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -75,9 +75,11 @@ _ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
 class _Shard:
     """A `StateTensor` with the methods that torch's planner calls on an item to be written."""
 
-    def __init__(self, item: StateTensor) -> None:
+    def __init__(self, item: StateTensor, copies: bool) -> None:
         self.item = item
-        self.block = None if item.block is None else plain(item.block)
+        self.block = None if item.block is None else plain(item.block).detach()
+        if copies and self.block is not None:
+            self.block = self.block.clone()
 
     def chunks(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
         """Boxes of the global tensor that the block has, each with its elements; none if it has no
@@ -113,15 +115,21 @@ class _Writing(DefaultSavePlanner):
         return found.part(index) if isinstance(found, _Shard) else found
 
 
-def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:
-    """Save a model's state, and its optimizers', to a folder.
+def save_sharded(
+    workers: Workers, optimized: Optimized | None, path: Path, copies: bool = False
+) -> Generator[Callable[[], Any], Callable[[], Any], None]:
+    """Save a model's state, and its optimizers', to a folder: what this worker has to write is
+    yielded, and a function is sent back that gives its result, or raises.
+
+    Args:
+        copies: write copies, so that values may change meanwhile.
 
     Raises:
         LinopError: it cannot be written; on every worker. The checkpoint that was there stays.
     """
-    state: dict[str, Any] = {key: _Shard(item) for key, item in workers.tensors.items()}
+    state: dict[str, Any] = {key: _Shard(item, copies) for key, item in workers.tensors.items()}
     if optimized is not None:
-        state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
+        state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized, copies)}
     workers.same(list(workers.tensors.values()))
     first = workers.worker == 0
     token, is_new = workers.gather_objects((new_token(), not os.path.exists(path)))[0]
@@ -140,7 +148,7 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
 
             # Its lock guards the blocks' files, which have its token: before the first of them.
             part = workers.each(begin)
-            metadata, written = _write_blocks(workers, state, path, token)
+            metadata, written = yield from _write_blocks(workers, state, path, token)
             workers.each(publish)
     except BaseException:
         # Worker 0 alone knows whether it was published; the next save removes leftover files.
@@ -155,7 +163,7 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
 
 def _write_blocks(
     workers: Workers, state: dict[str, Any], path: Path, token: str
-) -> tuple[Any, dict[str, tuple[int, str]]]:
+) -> Generator[Callable[[], Any], Callable[[], Any], tuple[Any, dict[str, tuple[int, str]]]]:
     """Write this worker's blocks. Collective.
 
     Returns:
@@ -177,7 +185,8 @@ def _write_blocks(
 
     everybodys = workers.gather_objects(workers.each(planned))
     plans, metadata = workers.each(lambda: planner.create_global_plan(everybodys))
-    said = workers.gather_objects(workers.each(written))
+    done = yield written
+    said = workers.gather_objects(workers.each(done))
     metadata.storage_data = {r.index: r.storage_data for results, _ in said for r in results}
     metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, StorageMeta(save_id=token)
     return metadata, {key: one for _, digests in said for key, one in digests.items()}
@@ -225,14 +234,14 @@ def _bytes_of(path: Path) -> bytes:
         return b""
 
 
-def _optimizer_shards(workers: Workers, optimized: Optimized) -> dict[str, Any]:
+def _optimizer_shards(workers: Workers, optimized: Optimized, copies: bool) -> dict[str, Any]:
     """Optimizer state by names of parameters, as torch's get_optimizer_state_dict gives it.
     Collective."""
     state: dict[str, Any] = {}
     kept = optimized.kept()
     workers.same([value for value in kept.values() if isinstance(value, StateTensor)])
     for (key, name), value in kept.items():
-        found = _Shard(value) if isinstance(value, StateTensor) else value
+        found = _Shard(value, copies) if isinstance(value, StateTensor) else value
         state.setdefault(key, {})[name] = found
     groups = [
         {**hyper, "params": keys}

@@ -13,11 +13,14 @@ from linop.strategies.data.fully_shard import (
     fully_shard,
     load_full_state_dict,
 )
+from linop.strategies.data.loading import Parts, loader
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.data.unsharded import unsharded
 from linop.strategies.data.virtual_shards import VirtualShards
+from linop.strategies.data.whole_module import full_module
 from linop.strategies.experts.expert_parallel import ExpertParallel
 from linop.strategies.memory.checkpointed import checkpoint
+from linop.strategies.memory.estimate import Memory, estimate
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
@@ -47,7 +50,9 @@ __all__ = [
     "ExpertParallel",
     "GradientError",
     "LocalAttributes",
+    "Memory",
     "Mesh",
+    "Parts",
     "Pipeline",
     "PrepareModuleInput",
     "PrepareModuleOutput",
@@ -60,9 +65,12 @@ __all__ = [
     "check",
     "checkpoint",
     "equal_batches",
+    "estimate",
+    "full_module",
     "full_state_dict",
     "fully_shard",
     "load_full_state_dict",
+    "loader",
     "offload",
     "parallelize_module",
     "spatial",

@@ -4,6 +4,7 @@ threads and on ranks."""
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,13 @@ if importlib.util.find_spec("torch") is None:
 from support.requirements import needs_mpi
 from support.strategies.data.habits import (
     agrees_under_autocast,
+    gives_each_row_once,
     is_a_mean_of_means,
+    is_an_optimizer,
+    is_pickled,
     keeps_precision,
+    normalises_over_all_rows,
+    saves_beside_training,
     sums_widely,
     takes_other_parameters,
     thaws,
@@ -28,7 +34,11 @@ from support.workers import on_ranks, on_threads
 
 CONTRACTS = [
     agrees_under_autocast,
+    gives_each_row_once,
     is_a_mean_of_means,
+    is_an_optimizer,
+    is_pickled,
+    normalises_over_all_rows,
     keeps_precision,
     sums_widely,
     takes_other_parameters,
@@ -47,6 +57,11 @@ def test_on_threads(contract: Any) -> None:
 def test_on_ranks() -> None:
     for contract in (is_a_mean_of_means, keeps_precision, sums_widely):
         on_ranks(2, contract)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_saves_beside_training(tmp_path: Path, workers: int) -> None:
+    on_threads(workers, saves_beside_training, str(tmp_path))
 
 
 def test_parameters_thawed_on_one_worker() -> None:

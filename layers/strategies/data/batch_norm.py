@@ -3,6 +3,7 @@ are operators."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -62,6 +63,21 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             y = y + self.bias.view(shape)
         return y.to(input.dtype)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled, it is torch's, which another program converts again."""
+        return _torchs, (self._torchs_state(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        copied: Any = _torchs({})
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self._torchs_state(), memo))
+        copied.__class__ = SyncBatchNorm
+        copied._axis, copied._sums = self._axis, {}
+        return copied  # type: ignore[no-any-return]
+
+    def _torchs_state(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_axis", "_sums")}
+
     def _total(self, x: Tensor) -> Tensor:
         """The sum over the workers, on each of them."""
         key = x.numel(), x.dtype
@@ -85,6 +101,12 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         unbiased = variance * (count / (count - 1))
         for running, value in (self.running_mean, mean), (self.running_var, unbiased):
             running.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
+
+
+def _torchs(state: dict[str, Any]) -> torch.nn.SyncBatchNorm:
+    made = torch.nn.SyncBatchNorm.__new__(torch.nn.SyncBatchNorm)
+    made.__dict__.update(state)
+    return made
 
 
 def sync_batch_norm(net: Any, axis: Axis) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from linop.errors import ArgumentError, expect
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
+from linop.layers.parameters.marks import mark
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
@@ -130,6 +132,14 @@ class DataParallel(torch.nn.Module):
 
         parameters = agree(self.backend, _NAME, checked)
         self.module = module
+        self._options = {
+            "algorithm": algorithm,
+            "server": server,
+            "reduction": reduction,
+            "broadcast_buffers": broadcast_buffers,
+            "bucket_cap_mb": bucket_cap_mb,
+            "check_every": check_every,
+        }
         if any(map(is_torchs, module.modules())):
             sync_batch_norm(module, self.axis)
         self._trained = [*parameters.values()]
@@ -171,6 +181,22 @@ class DataParallel(torch.nn.Module):
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
         if self._server is not None:
             self._reducer.failing = self._server.fail
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        """Another one, of a copy of the module. Collective."""
+        copied = DataParallel(copy.deepcopy(self.module, memo), self.axis, **self._options)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The module and the options. Loading is collective, and makes one over all workers."""
+        del protocol
+        if self.workers != (program_backend().workers or 1):
+            raise ArgumentError(
+                f"DataParallel over {self.axis.name!r} cannot be pickled: an axis of a mesh is a "
+                f"running program's; pickle its module, and make another one of that"
+            )
+        return _unpickled, (self.module, self._options, self.training)
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """The state of the module, with its keys: that of the sequential model."""
@@ -224,7 +250,7 @@ class DataParallel(torch.nn.Module):
     def _mark(self, parameters: Iterable[Tensor]) -> None:
         strategy = "data parallel" if self._broadcasts[0] is None else SERVER
         for p in parameters:
-            p._linop_strategy = strategy  # type: ignore[attr-defined]  # an attribute of ours
+            mark(p, strategy=strategy)
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
@@ -358,6 +384,12 @@ class DataParallel(torch.nn.Module):
                 f"and their gradients would not be summed; construct it after changes of the module"
             )
         self._checked = True
+
+
+def _unpickled(module: Any, options: Mapping[str, Any], training: bool) -> DataParallel:
+    made = DataParallel(module, **options)
+    made.training = training
+    return made
 
 
 def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> None:

@@ -20,11 +20,12 @@ from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.mean_losses import Hint, reduction_checked
-from linop.strategies.data.members import Member, rows
+from linop.strategies.data.members import Member, rows, shard_marked
 from linop.strategies.data.precision import Inputs, dtype_checked
 from linop.strategies.data.replicas import agree, check_equal, described
 from linop.strategies.data.shards import Shard
-from linop.strategies.data.unit import Unit, units_of
+from linop.strategies.data.unit import Unit
+from linop.strategies.data.units import units_of
 from linop.strategies.data.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
@@ -187,8 +188,7 @@ def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Any:
         block = rows(member, p, axis).to("cpu" if offload else p.device, copy=True)
     kind = Shard if axis.size > 1 else torch.nn.Parameter
     shard: Any = kind(block, requires_grad=p.requires_grad)
-    shard._linop_name = member.name
-    shard._linop_strategy, shard._linop_backend = "shard", axis.backend
+    shard_marked(shard, member.name, axis.backend)
     return shard
 
 

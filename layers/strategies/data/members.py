@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.layers.parameters.blocks import plain
+from linop.layers.parameters.marks import mark
 from linop.operators.collectives import all_gather, repartition
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
@@ -49,3 +50,8 @@ def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
     """View of this worker's rows of a whole tensor."""
     found: Tensor = plain(whole)[member.space.slices(axis.index)]
     return found
+
+
+def shard_marked(shard: Any, name: str, backend: Any) -> None:
+    """Let a tensor be known as this worker's block of a parameter."""
+    mark(shard, name=name, strategy="shard", backend=backend)

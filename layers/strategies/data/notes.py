@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from linop.backends import Backend
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import agreement_of
+from linop.layers.parameters.marks import mark
 
 PLACES = 4
 """Elements of a gathered digest."""
@@ -36,7 +37,7 @@ class Steps:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._taken: list[str] = []
         for p in parameters:
-            p._linop_steps = self  # type: ignore[attr-defined]  # an attribute of ours
+            mark(p, steps=self)
         _watch_optimizers()
 
     def add(self, settings: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from linop.backends import Backend
 from linop.backends.autograd.dtypes import summed_dtype
 from linop.errors import ArgumentError, BackendError
 from linop.layers.parameters.blocks import plain
+from linop.layers.parameters.marks import mark
 from linop.operators.operator import LinearOperator
 from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.notes import SUMMED, Facts, Steps, add_up, different, summed_digest
@@ -50,13 +51,6 @@ class _Bucket:
         self.flat_plan: Flat
 
 
-def _uncopied(*_: object) -> NoReturn:
-    raise ArgumentError(
-        "DataParallel: it cannot be copied or pickled; copy its module, and construct another of "
-        "that"
-    )
-
-
 def _node(p: Tensor) -> Any:
     """The node that adds to a parameter's gradient; of one that is frozen, too."""
     if p.requires_grad:
@@ -71,7 +65,8 @@ def _node(p: Tensor) -> Any:
 class ReducerOf(weakref.ref["Reducer"]):
     """A parameter's reducer, while that is there."""
 
-    __deepcopy__ = __reduce_ex__ = _uncopied
+    def __deepcopy__(self, memo: object) -> None:
+        """A copied parameter has none."""
 
 
 def reducer_of(parameter: Tensor) -> Reducer | None:
@@ -145,7 +140,7 @@ class Reducer:
             for k, p in enumerate(self._parameters)
         ]
         for p in self._parameters:
-            p._linop_reducer = ReducerOf(self)
+            mark(p, reducer=ReducerOf(self))
         self.rebuild()
 
     def _hook(self, method: Callable[[Reducer, int, Any], None], k: int) -> Callable[[Any], None]:
@@ -180,8 +175,6 @@ class Reducer:
             node.register_prehook(self._hook(Reducer._set_aside, k))
             for k, node in enumerate(self._nodes)
         ]
-
-    __deepcopy__ = __reduce_ex__ = _uncopied
 
     @property
     def unsummed(self) -> bool:

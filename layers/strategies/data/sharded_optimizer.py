@@ -16,7 +16,7 @@ from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.members import rows
 from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.replicas import SERVER, agree, described, summed_already
-from linop.strategies.data.unit import units_of
+from linop.strategies.data.units import units_of
 from linop.strategies.mesh import Axis
 
 
@@ -74,17 +74,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         backend = expect("ShardedOptimizer: axis", axis, Axis).backend
         found = agree(backend, "ShardedOptimizer", checked)
-        self._parts = units_of("ShardedOptimizer", found, {}, axis)
-        self._reducers = {*filter(None, map(reducer_of, found.values()))}
         self._axis = axis
-        shards: dict[str, Any] = {}
-        for unit, parameters in self._parts:
-            pairs = zip(unit.members, parameters, strict=True)
-            unit.have_shards([torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs])
-            shards |= unit._parameters
+        self._parts: list[Any] = []
+        self._reducers: set[Any] = set()
         self.parts = torch.nn.Module()
-        self.parts._parameters.update((name, shards[name]) for name in found)
-        self.optimizer = optimizer([*self.parts.parameters()])
+        self.optimizer = optimizer(self._shards_of(found))
         self.whole = SimpleNamespace(param_groups=[{"params": [*found.values()]}])
 
     @property
@@ -105,11 +99,47 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return options
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise an ArgumentError: groups are those of the function that makes the optimizer."""
-        del param_group
-        raise ArgumentError(
-            "ShardedOptimizer: its parameters are the module's; make another one after a change"
-        )
+        """Update parameters of the module that had no gradients before, too. Collective.
+
+        Args:
+            param_group: "params": whole parameters of the module, thawed on all workers; and
+                options, as in torch.
+
+        Raises:
+            ArgumentError: one is not the module's, has no gradient, or is updated already.
+                BackendError: workers give different ones. On every worker.
+        """
+
+        def checked() -> tuple[dict[str, Tensor], Any]:
+            given = param_group["params"]
+            given = [given] if isinstance(given, Tensor) else [*given]
+            names = {p: name for name, p in self.module.named_parameters()}
+            for p in given:
+                name = names.get(p)
+                if name is None or not p.requires_grad or name in self.parts._parameters:
+                    raise ArgumentError(
+                        f"ShardedOptimizer.add_param_group: {name or 'a tensor'!r}; parameters of "
+                        f"its module expected, whole, with requires_grad and not in a group yet"
+                    )
+            found = {names[p]: p for p in given}
+            return found, described(found)
+
+        found = agree(self._axis.backend, "ShardedOptimizer", checked)
+        shards = self._shards_of(found)
+        self.optimizer.add_param_group({**param_group, "params": shards})
+        self.whole.param_groups[0]["params"] += found.values()
+
+    def _shards_of(self, found: Mapping[str, Tensor]) -> list[Any]:
+        """This worker's blocks of parameters, which are updated from now on. Collective."""
+        self._reducers |= {*filter(None, map(reducer_of, found.values()))}
+        shards: dict[str, Any] = {}
+        for unit, parameters in units_of("ShardedOptimizer", found, {}, self._axis):
+            self._parts.append((unit, parameters))
+            pairs = zip(unit.members, parameters, strict=True)
+            unit.have_shards([torch.nn.Parameter(rows(m, p, self._axis)) for m, p in pairs])
+            shards |= unit._parameters
+        self.parts._parameters.update((name, shards[name]) for name in found)
+        return [shards[name] for name in found]
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
         """As in torch; the hook gets this worker's optimizer."""

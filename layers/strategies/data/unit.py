@@ -7,8 +7,9 @@ torch's graph; there is no code for backward.
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any
@@ -24,13 +25,11 @@ from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum
-from linop.spaces.decomposition import REPLICATED
-from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
 from linop.strategies.data.mean_losses import Hint
-from linop.strategies.data.members import Member, converted, gathering
+from linop.strategies.data.members import Member, converted, gathering, shard_marked
 from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
 from linop.strategies.data.precision import dtypes_of, paired
 from linop.strategies.data.prefetch import passes_of
@@ -192,15 +191,35 @@ class Unit:
     def _parameters(self) -> dict[str, Tensor]:
         return dict(zip(self.spaces, self.shards, strict=False))  # none yet while it is made
 
-    def __deepcopy__(self, memo: object) -> Unit:
-        raise ArgumentError(
-            f"fully_shard: {self.name} is sharded, and cannot be copied or pickled; copy a module "
-            f"before, or make another and give it the state: load_full_state_dict(other, "
-            f"full_state_dict(net))"
-        )
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
+        """A unit of copied modules, with shards of their own and the same plans; it gathers nothing
+        ahead, since a plan is started by one of them."""
+        if self._open or self._held is not None:
+            raise ArgumentError(
+                f"fully_shard: {self.name} is copied while it computes with whole parameters; copy "
+                f"it outside of its forward and of unsharded(…)"
+            )
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, prefetch=0, _open=[], _calls=[], _ahead=None)
+        made.__dict__.update(_token=None, _seen=None, _facts={})
+        made.members = [
+            member._replace(places=[(copy.deepcopy(m, memo), name) for m, name in member.places])
+            for member in self.members
+        ]
+        shards = [copy.deepcopy(shard, memo) for shard in self.shards]
+        for shard, member in zip(shards, made.members, strict=True):
+            shard_marked(shard, member.name, self.backend)
+        made.have_shards(shards)
+        made._there = made.shards  # modules get them when they are copied
+        enlist(made)
+        return made
 
     def __reduce__(self) -> Any:
-        return self.__deepcopy__(None)
+        raise ArgumentError(
+            f"fully_shard: {self.name} is sharded, and cannot be pickled: a file of shards would "
+            f"look like the model's; pickle linop.strategies.full_module(net), which all workers "
+            f"call, or save its state by linop.layers.save(net, path)"
+        )
 
     @property
     def bytes_here(self) -> int:
@@ -459,36 +478,3 @@ class Unit:
         for member, tensor in zip(self.members, tensors, strict=True):
             for module, name in member.places:
                 module._parameters[name] = tensor
-
-
-def units_of(
-    name: str,
-    parameters: Mapping[str, Tensor],
-    places: Mapping[Any, Sequence[tuple[Any, str]]],
-    axis: Axis,
-    memory: str = "default",
-    dtypes: tuple[Any, Any] = (None, None),
-) -> list[tuple[Unit, list[Tensor]]]:
-    """Units of parameters, one for each dtype, with their parameters; without shards yet.
-    Collective.
-
-    Args:
-        name: of all, for errors.
-        places: by parameter.
-        memory: the kind that the shards are in.
-        dtypes: of whole parameters and of sums; see `Unit`.
-    """
-    group, made = Partition((axis.size,)), []
-    for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
-        some = {key: p for key, p in parameters.items() if p.dtype is dtype}
-        members = []
-        for key, p in some.items():
-            shape = tuple(p.shape)
-            cut = [0 if shape else REPLICATED]
-            # Not numbered: of tensor-parallel modules some workers lack a bias.
-            space = TensorSpace(shape, group, numpy_dtype(dtype), cut, key)
-            members.append(Member(key, places.get(p, ()), space))
-        unit = Unit(name, members, axis, memory, dtypes)
-        enlist(unit)
-        made.append((unit, [*some.values()]))
-    return made

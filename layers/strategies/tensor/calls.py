@@ -12,7 +12,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
-from linop.backends.autograd.functions import FOLLOWS
+from linop.backends.autograd.functions import records
 from linop.backends.autograd.recompute import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
@@ -65,7 +65,7 @@ class Calls:
         net.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
-        if not (FOLLOWS and torch.compiler.is_compiling()):  # where each layer agrees for itself
+        if not (torch.compiler.is_compiling() and records()):  # where each layer agrees for itself
             self._begin(net, args, kwargs)
 
     @_disable_dynamo
@@ -127,7 +127,7 @@ class Calls:
         return self._settled.keep(given, self._agreement.total(self._number, given))
 
     def _after(self, net: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if not (FOLLOWS and torch.compiler.is_compiling()):
+        if not (torch.compiler.is_compiling() and records()):
             self._end(result)
 
     @_disable_dynamo

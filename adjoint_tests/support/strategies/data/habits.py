@@ -3,16 +3,37 @@ are small whole numbers, whose gradients are exact in bfloat16, too."""
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from linop import layers
 from linop.backends.engine.base import Backend
-from linop.errors import ArgumentError, BackendError
-from linop.strategies import DataParallel, Mesh, full_state_dict, fully_shard, unsharded
+from linop.errors import ArgumentError, BackendError, LinopError
+from linop.layers.agreement.input_agreement import agreement_of
+from linop.strategies import (
+    Axis,
+    ColwiseParallel,
+    DataParallel,
+    Mesh,
+    Parts,
+    RowwiseParallel,
+    ShardedOptimizer,
+    full_module,
+    full_state_dict,
+    fully_shard,
+    loader,
+    parallelize_module,
+    sync_batch_norm,
+    unsharded,
+)
 from linop.strategies.data.mean_losses import MeanLossWarning
 
 Tensor = Any
@@ -249,3 +270,192 @@ def takes_other_parameters(backend: Backend) -> None:
     if (backend.workers or 1) > 1:
         with pytest.raises(ArgumentError, match="are not the shards that were put there"):
             torch.func.functional_call(cut, {"0.weight": plain["0.weight"]}, (x,))
+
+
+def perceptron_with_norm(norm: Any = nn.BatchNorm1d) -> Any:
+    net = nn.Sequential(nn.Linear(4, 6), norm(6), nn.ReLU(), nn.Linear(6, 2)).double()
+    with torch.no_grad():
+        for k, p in enumerate(net.parameters()):
+            p.copy_(whole(*p.shape, seed=k))
+    return net
+
+
+def normalises_over_all_rows(backend: Backend) -> None:
+    """torch's SyncBatchNorm under DataParallel, and sync_batch_norm of a sharded net, train as one
+    process with its BatchNorm, for batches that the loader cuts: 13 rows, of which the last batch
+    has 3."""
+    data = torch.utils.data.TensorDataset(
+        whole(13, 4, seed=9).double(), whole(13, 2, seed=8).double()
+    )
+    axis = Mesh(backend, dp=-1)["dp"]
+    copied = DataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(perceptron_with_norm()), axis)
+    cut = fully_shard(sync_batch_norm(perceptron_with_norm(), axis), axis)
+    for net in (copied, copy.deepcopy(cut)):
+        twin = perceptron_with_norm()
+        own, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (net, twin))
+        ours = loader(data, axis, batch_size=5, shuffle=True, seed=3)
+        batches = Parts(data, Axis("all", (0,), 0, backend), batch_size=5, shuffle=True, seed=3)
+        for _ in range(2):
+            for (a, b), rows in zip(ours, batches, strict=True):
+                x, t = data[rows]
+                own.zero_grad()
+                other.zero_grad()
+                (net(a) - b).square().sum().div(len(rows)).backward()
+                (twin(x) - t).square().sum().div(len(rows)).backward()
+                own.step()
+                other.step()
+        state = net.state_dict() if net is copied else full_state_dict(net)
+        for key, value in twin.state_dict().items():
+            assert torch.allclose(state[key], value, rtol=1e-10, atol=1e-10), key
+        net.eval()
+        twin.eval()
+        assert torch.allclose(net(x), twin(x), rtol=1e-10, atol=1e-10)
+    kept = io.BytesIO()
+    torch.save(copied.module, kept)
+    kept.seek(0)
+    assert type(torch.load(kept, weights_only=False)[1]) is nn.SyncBatchNorm
+
+
+def gives_each_row_once(backend: Backend) -> None:
+    """Parts of batches are all rows of an epoch, in its order, once."""
+    axis = Mesh(backend, dp=-1)["dp"]
+    agreement = agreement_of(backend)
+    for rows, size, drop in ((13, 5, False), (13, 5, True), (4, 2, False), (1, 3, False)):
+        parts = Parts(range(rows), axis, batch_size=size, shuffle=True, seed=1, drop_last=drop)
+        epochs = []
+        for _ in (0, 1):
+            mine = [*parts]
+            assert len(mine) == len(parts)
+            said = agreement.gather_objects(mine, "compare parts")
+            found = [k for batch in zip(*said, strict=True) for part in batch for k in part]
+            wanted = rows // size * size if drop else rows
+            assert len({*found}) == len(found) == wanted
+            epochs.append(found)
+        assert rows < 4 or epochs[0] != epochs[1]
+        parts.set_epoch(0)
+        assert [*parts] == parts_of(epochs[0], size, axis)
+    empty = next(iter(loader(torch.ones(1, 3), axis, batch_size=4)))
+    assert empty.shape == (int(axis.index == 0), 3)
+    with pytest.raises(ArgumentError, match="data with a length expected"):
+        Parts(iter([1]), axis, batch_size=2)
+    with pytest.raises(ArgumentError, match="at least 1 expected"):
+        Parts([1], axis, batch_size=0)
+    with pytest.raises(ArgumentError, match="give that its data"):
+        loader([1], axis, batch_size=2, sampler=[0])
+
+
+def parts_of(rows: list[int], size: int, axis: Any) -> list[list[int]]:
+    batches = [torch.tensor(rows[k : k + size]) for k in range(0, len(rows), size)]
+    return [batch.tensor_split(axis.size)[axis.index].tolist() for batch in batches]
+
+
+def is_pickled(backend: Backend) -> None:
+    """Modules are pickled, copied and saved as torch's are, or as the model of one process."""
+    x = part(backend, whole(8, 4, seed=9))
+    twin = perceptron()
+    twin(whole(8, 4, seed=9)).sum().backward()
+
+    def again(module: Any) -> Any:
+        kept = io.BytesIO()
+        torch.save(module, kept)
+        kept.seek(0)
+        assert b"linop" not in kept.getvalue() or isinstance(module, DataParallel)
+        return torch.load(kept, weights_only=False)
+
+    net = DataParallel(perceptron(), reduction="sum")
+    net(x).sum().backward()
+    cut = sharded(perceptron(), backend)
+    cut(x).sum().backward()
+    for plain in (net.module, full_module(net), full_module(cut)):
+        loaded = again(plain)
+        assert type(loaded) is nn.Sequential
+        assert torch.equal(loaded(x), twin(x))
+        DataParallel(loaded, reduction="sum")(x).sum().backward()  # nothing is left of the first
+        are_the_twins(backend, loaded, twin)
+    for other in (again(net), copy.deepcopy(net), copy.deepcopy(cut)):
+        other.zero_grad()
+        other(x).sum().backward()
+        are_the_twins(backend, other, twin)
+    average = torch.optim.swa_utils.AveragedModel(cut)
+    with torch.no_grad():
+        for p in cut.parameters():
+            p.add_(1)
+    average.update_parameters(cut)
+    average.update_parameters(cut)
+    means = full_state_dict(average.module)
+    for key, value in perceptron().state_dict().items():
+        assert (
+            torch.equal(means[key], value + 1.5)
+            or torch.equal(means[key], value + 0.5)
+            or (torch.equal(means[key], value + 1))
+        ), key
+    if (backend.workers or 1) > 1:
+        with pytest.raises(ArgumentError, match=r"full_module\(net\)"):
+            pickle.dumps(cut)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    tensors = parallelize_module(perceptron(), Mesh(backend, tp=-1)["tp"], plan)
+    with pytest.raises(ArgumentError, match="of all workers together"):
+        full_module(tensors)
+
+
+def is_an_optimizer(backend: Backend) -> None:
+    """ShardedOptimizer under torch's schedulers and hooks, with parameters that are thawed."""
+    axis = Mesh(backend, dp=-1)["dp"]
+    x = whole(8, 4, seed=9)
+    inner, twin = perceptron(), perceptron()
+    for one in (inner, twin):
+        one[0].requires_grad_(False)
+    net = DataParallel(inner, axis, reduction="sum")
+    make = partial(torch.optim.SGD, lr=0.5, momentum=0.5)
+    own, other = ShardedOptimizer(net, axis, make), make(twin[2].parameters())
+    assert isinstance(own, torch.optim.Optimizer)
+    seen: list[Any] = []
+    own.register_step_post_hook(lambda *_: seen.append(1))
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (own, other)]
+    for turn in range(4):
+        if turn == 2:
+            for one in (inner, twin):
+                one[0].requires_grad_(True)
+            for optimizer, one in ((own, inner), (other, twin)):
+                optimizer.add_param_group({"params": [*one[0].parameters()], "lr": 0.25})
+            schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (own, other)]
+        for optimizer in (own, other):
+            optimizer.zero_grad()
+        net(part(backend, x)).sum().backward()
+        twin(x).sum().backward()
+        for optimizer, schedule in zip((own, other), schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+    assert len(seen) == 4
+    for p, q in zip(inner.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    for wrong in ([*inner.parameters()], [torch.ones(2, requires_grad=True)]):
+        with pytest.raises(ArgumentError, match="not in a group yet"):
+            own.add_param_group({"params": wrong})
+    own.load_state_dict(own.state_dict())
+
+
+def saves_beside_training(backend: Backend, folder: str) -> None:
+    """A save that goes on has the values of its begin; it counts when all workers have waited."""
+    x = part(backend, whole(8, 4, seed=9))
+    for whole_files in (True, False):
+        net = DataParallel(perceptron(), reduction="sum") if whole_files else None
+        net = net or sharded(perceptron(), backend)
+        adam = torch.optim.Adam(net.parameters())
+        net(x).sum().backward()
+        adam.step()
+        wanted = net.state_dict() if whole_files else full_state_dict(net)
+        wanted = {key: value.clone() for key, value in wanted.items()}
+        path = f"{folder}/{'file' if whole_files else 'folder'}"
+        saving = layers.save_async(net, path, adam, sharded=not whole_files)
+        net(x).sum().backward()
+        adam.step()
+        saving.wait()
+        saving.wait()
+        assert saving.done
+        layers.load(net, path, adam)
+        found = net.state_dict() if whole_files else full_state_dict(net)
+        assert all(torch.equal(found[key], value) for key, value in wanted.items())
+        gone = layers.save_async(net, f"{path}/none/there", sharded=False)
+        with pytest.raises(LinopError):
+            gone.wait()

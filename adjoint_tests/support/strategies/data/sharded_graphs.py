@@ -159,9 +159,8 @@ def refuses_other_uses(backend: Backend) -> None:
     with pytest.raises(ArgumentError, match="called outside of that module's forward"):
         net[0](x)
     net(x)
-    for copied in (net, DataParallel(chain(), axis)):
-        with pytest.raises(ArgumentError, match="cannot be copied or pickled"):
-            pickle.dumps(copied)
+    with pytest.raises(ArgumentError, match=r"cannot be pickled: .*full_module\(net\)"):
+        pickle.dumps(net)
     refuses_replaced_parameters(axis, x)
     copies = DataParallel(chain(), axis)
     copies.module.append(torch.nn.Linear(WIDTH, 2).double())

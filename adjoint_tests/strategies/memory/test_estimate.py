@@ -1,0 +1,58 @@
+"""`linop.strategies.estimate` says, before anything runs, the bytes that workers hold."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+from torch import nn
+
+from linop.errors import ArgumentError
+from linop.strategies import estimate
+from support.strategies.memory.estimates import is_estimated
+from support.workers import on_threads
+
+
+@pytest.mark.parametrize("strategy", ["dp", "zero1", "zero2", "zero3"])
+def test_on_threads(strategy: str) -> None:
+    for workers in (1, 2, 3):
+        on_threads(workers, is_estimated, strategy)
+
+
+def test_half_precision_on_threads() -> None:
+    on_threads(2, is_estimated, "zero3", True)
+
+
+def test_stages() -> None:
+    stages = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)]
+    found = estimate(nn.Sequential(*stages), "pp", 2, torch.optim.SGD, (torch.ones(3, 4),))
+    assert [one.parameters for one in found] == [80, 40]
+    assert [one.activations for one in found] == [48 + 48, 48]
+    assert [one.messages for one in found] == [48, 24]
+
+
+def test_a_model_too_large_to_be_made() -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(2**16, 2**16) for _ in range(4)))
+    make = partial(torch.optim.AdamW, lr=1e-3)
+    rows = torch.empty(64, 2**16, device="meta")
+    for k, one in enumerate(estimate(net, "zero3", 64, make, (rows,))):
+        assert one.parameters == one.gradients == 4 * 4 * (2**32 + 2**16) // 64
+        assert one.optimizer == 2 * one.parameters + 4 * 8, k
+        assert one.whole == 4 * (2**32 + 2**16)
+    with pytest.raises(ArgumentError, match="one of dp, zero1"):
+        estimate(net, "tp", 2)
+    with pytest.raises(ArgumentError, match=r"units \['9'\]"):
+        estimate(net, "zero3", 2, units=["9"])
+    with pytest.raises(ArgumentError, match="2 workers, and 4 stages"):
+        estimate(net, "pp", 2)
+    with pytest.raises(ArgumentError, match="at least 1"):
+        estimate(net, "dp", 0)

@@ -1,0 +1,91 @@
+"""Estimated memory beside that of tensors which workers really hold: contracts for threads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from linop.backends.engine.base import Backend
+from linop.strategies import DataParallel, Mesh, ShardedOptimizer, estimate, fully_shard
+
+Tensor = Any
+SUMMED = 80
+"""Elements of a bucket beside gradients: a number for each parameter, and a digest."""
+
+
+def net_of(half: bool) -> Any:
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(9) if half else nn.BatchNorm1d(9)
+    net = nn.Sequential(
+        nn.Linear(6, 9), norm, nn.ReLU(), nn.Linear(9, 5), nn.Sigmoid(), nn.Linear(5, 3)
+    )
+    assert net[3].bias is not None
+    net[3].bias.requires_grad_(False)
+    return net
+
+
+def held(tensors: Any) -> int:
+    """Bytes of tensors, shards included."""
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def state_of(optimizer: Any) -> int:
+    return sum(held(one.values()) for one in optimizer.state.values())
+
+
+def is_estimated(backend: Backend, strategy: str, half: bool = False) -> None:
+    workers, me = backend.workers or 1, backend.worker or 0
+    make = partial(torch.optim.Adam, lr=0.1)
+    x = torch.randn(11, 6)
+    dtype = torch.bfloat16 if half else None
+    options = {"units": ["0", "1", "3", "5"], "param_dtype": dtype} if "zero" in strategy else {}
+    said = estimate(net_of(half), strategy, workers, make, (x,), **options)[me]
+    axis, net = Mesh(backend, dp=-1)["dp"], net_of(half)
+    rows = x.tensor_split(workers)[me]
+    if strategy in ("zero2", "zero3"):
+        after = strategy == "zero3"
+        for module in (net[0], net[1], net[3], net[5]):
+            fully_shard(module, axis, reshard_after_forward=after, param_dtype=dtype)
+        model, optimizer = net, make(net.parameters())
+    else:
+        model = DataParallel(net, axis)
+        plain = strategy == "dp"
+        optimizer = make(net.parameters()) if plain else ShardedOptimizer(model, axis, make)
+    units = [unit for one in net.modules() for unit in getattr(one, "_linop_units", ())]
+    most = [0]
+
+    def look(*unused: Any) -> None:
+        most[0] = max(most[0], sum(unit.bytes_here for unit in units))
+
+    for module in net:
+        module.register_forward_pre_hook(look)
+    kept: dict[int, Any] = {}
+
+    def pack(one: Tensor) -> Tensor:
+        kept[one.untyped_storage().data_ptr()] = one
+        return one
+
+    whole = {p.untyped_storage().data_ptr() for p in (*net.parameters(), *net.buffers())}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        y = model(rows)
+    if not units:  # of sharded modules the hooks see views of gathered parameters, too
+        own = [one for key, one in kept.items() if key not in whole]
+        assert said.activations == sum(one.untyped_storage().nbytes() for one in own)
+    y.sum().backward()
+    optimizer.step()
+    assert said.parameters == held(net.parameters())
+    assert said.buffers == held(net.buffers())
+    assert said.gradients == held(p.grad for p in net.parameters())
+    inner = getattr(optimizer, "optimizer", optimizer)
+    copies = held(optimizer.parts.parameters()) if workers > 1 and strategy == "zero1" else 0
+    assert said.optimizer == state_of(inner) + copies
+    if workers > 1 and not units:
+        flat = held(bucket.flat for bucket in model._reducer._buckets)
+        assert said.messages <= flat <= said.messages + 4 * SUMMED
+    if units and workers > 1:
+        # Of stage 2 torch's graph keeps those that backward needs.
+        assert said.whole == most[0] if strategy == "zero3" else said.whole >= most[0]
+    assert said.total >= said.parameters + said.gradients

@@ -1,0 +1,67 @@
+"""The model of one process, as a module, of one whose parameters are sharded or data parallel: to
+be pickled, copied, or called by one worker."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError, expect
+from linop.layers.layer import Layer
+from linop.layers.parameters.partial_states import refuses_shards
+from linop.strategies.data.data_parallel import DataParallel
+from linop.strategies.data.precision import Inputs
+
+
+class _Gone:
+    """Stands for a unit, while its module is copied."""
+
+    def __deepcopy__(self, memo: object) -> _Gone:
+        return self
+
+
+def full_module(module: Any) -> Any:
+    """A copy of the sequential model, on every worker, with whole parameters and this worker's
+    buffers: ``torch.save(full_module(net), path)`` writes what torch alone reads. Collective.
+
+    Args:
+        module: under `fully_shard`, in it or in its submodules, or `DataParallel`, or both.
+
+    Raises:
+        ArgumentError: it is no module; or it has tensor-parallel modules, or layers of
+            linop.layers: there `full_state_dict` gives the state of the sequential model.
+    """
+    net = expect("full_module: module", module, torch.nn.Module)
+    while isinstance(net, DataParallel):
+        net = net.module
+    parallel = [
+        type(one).__name__ for one in net.modules() if isinstance(one, Layer | DataParallel)
+    ]
+    if parallel:
+        raise ArgumentError(
+            f"full_module: a {parallel[0]} inside of it is of all workers together; make a "
+            f"sequential model, and load linop.strategies.full_state_dict(module)"
+        )
+    gone, memo = _Gone(), dict[int, Any]()
+    for one in net.modules():
+        for unit in getattr(one, "_linop_units", ()):
+            memo[id(unit)] = gone
+            for shard, whole in zip(unit.shards, unit.values(), strict=True):
+                found = whole.detach().clone()
+                memo[id(shard)] = torch.nn.Parameter(found, requires_grad=shard.requires_grad)
+    copied = copy.deepcopy(net, memo)
+    for one in copied.modules():
+        for hooks in [v for v in one.__dict__.values() if isinstance(v, dict)]:
+            for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
+                del hooks[key]
+        if one.__dict__.pop("_linop_units", None) is not None:
+            one.__dict__.pop("no_sync", None)
+    return copied
+
+
+def _is_ours(hook: Any) -> bool:
+    inner = getattr(hook, "hook", hook)
+    ours = isinstance(inner, Inputs) or refuses_shards(inner)
+    return ours or isinstance(getattr(inner, "__self__", None), _Gone)

@@ -1,0 +1,252 @@
+"""Memory of strategies before they run: bytes a worker by kind.
+
+Nothing is derived by a formula of its own: blocks are those of the tensor spaces that strategies
+make, the optimizer is the user's, which makes a step on tensors without memory, and the forward
+runs on such tensors, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from linop.backends.autograd.dtypes import summed_dtype
+from linop.errors import ArgumentError, expect
+from linop.spaces.partition import balanced
+from linop.spaces.region import integer
+
+STRATEGIES = ("dp", "zero1", "zero2", "zero3", "pp")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one worker, by kind.
+
+    Attributes:
+        parameters: blocks that the worker keeps, those without gradient included.
+        buffers: of the module.
+        gradients: in ``grad`` after backward.
+        optimizer: its state.
+        whole: whole parameters at once, beside the blocks, of sharded modules.
+        messages: flat tensors that gradients are put into before their sums, and the sums that
+            ``grad`` does not share memory with.
+        activations: tensors that autograd keeps for backward; None if no inputs were given.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    whole: int
+    messages: int
+    activations: int | None = None
+
+    @property
+    def total(self) -> int:
+        """The sum of the known ones."""
+        return sum(getattr(self, one.name) or 0 for one in fields(self))
+
+
+def estimate(
+    net: Any,
+    strategy: str,
+    workers: int,
+    optimizer: Callable[[list[Tensor]], Any] | None = None,
+    inputs: Sequence[Any] | None = None,
+    *,
+    units: Sequence[str] | None = None,
+    param_dtype: Any = None,
+) -> tuple[Memory, ...]:
+    """Memory of each worker that trains a module by a strategy. Nothing is sent, and no memory is
+    taken but for sizes; the module may be on the meta device.
+
+    Args:
+        net: the sequential module; for "pp" a torch.nn.Sequential of the stages.
+        strategy: "dp" (`DataParallel`), "zero1" (with `ShardedOptimizer`), "zero2" and "zero3"
+            (`fully_shard` without and with ``reshard_after_forward``), "pp" (a stage on each
+            worker, of one micro-batch).
+        workers: how many.
+        optimizer: makes one of torch of a list of parameters, such as ``functools.partial(
+            torch.optim.Adam, lr=1e-3)``; None: none.
+        inputs: of the module's forward, by position, for the whole batch; tensors are cut along
+            dimension 0, as `linop.strategies.Parts` cuts them. They may be on the meta device.
+        units: for "zero2" and "zero3", names of submodules that `fully_shard` is called for, before
+            the module; by default those of the module's children that have parameters.
+        param_dtype: as of `fully_shard`.
+
+    Returns:
+        Memory of each worker.
+
+    Raises:
+        ArgumentError: there is no such strategy, or no such submodule; `workers` is below 1, or is
+            not the number of stages.
+    """
+    expect("estimate: net", net, torch.nn.Module)
+    if strategy not in STRATEGIES:
+        raise ArgumentError(
+            f"estimate: strategy {strategy!r}; one of {', '.join(STRATEGIES)} expected"
+        )
+    if integer(workers, "estimate: workers") < 1:
+        raise ArgumentError(f"estimate: workers={workers}; at least 1 expected")
+    bare = _on_meta(net)
+    if strategy == "pp":
+        return _stages(bare, workers, optimizer, inputs)
+    groups = _groups(bare, units)
+    return tuple(
+        _memory(bare, groups, strategy, workers, k, optimizer, inputs, param_dtype)
+        for k in range(workers)
+    )
+
+
+def _memory(
+    net: Any,
+    groups: Sequence[Sequence[Tensor]],
+    strategy: str,
+    workers: int,
+    worker: int,
+    optimizer: Any,
+    inputs: Any,
+    param_dtype: Any,
+) -> Memory:
+    every = [*net.parameters()]
+    trained = [p for p in every if p.requires_grad]
+    blocks = [_rows(p, workers, worker) for p in every]
+    mine = [block for block, p in zip(blocks, every, strict=True) if p.requires_grad]
+    shards = strategy in ("zero2", "zero3")
+    whole = messages = 0
+    if shards:
+        dtype = param_dtype
+        sizes = [
+            sum(_bytes(p, dtype if p.is_floating_point() else None) for p in g) for g in groups
+        ]
+        # Of stage 3 backward has one unit's, and their gradients before the sum.
+        whole = (sum(sizes) if strategy == "zero2" else max(sizes, default=0)) * (workers > 1)
+    elif workers > 1:
+        messages = sum(_bytes(p, summed_dtype(p.dtype)) for p in trained)
+        halves = [p for p in trained if summed_dtype(p.dtype) != p.dtype]
+        messages += sum(_bytes(p, summed_dtype(p.dtype)) for p in halves)
+    kept = mine if strategy != "dp" else trained
+    state = _state(kept, optimizer)
+    if strategy == "zero1" and workers > 1:
+        state += sum(map(_bytes, mine))  # blocks of its own, that its steps update
+    return Memory(
+        parameters=sum(map(_bytes, blocks if shards else every)),
+        buffers=sum(map(_bytes, net.buffers())),
+        gradients=sum(map(_bytes, mine if shards else trained)),
+        optimizer=state,
+        whole=whole,
+        messages=messages,
+        activations=None if inputs is None else _activations(net, _part(inputs, workers, worker)),
+    )
+
+
+def _stages(net: Any, workers: int, optimizer: Any, inputs: Any) -> tuple[Memory, ...]:
+    stages = [*net]
+    if len(stages) != workers:
+        raise ArgumentError(f"estimate: {workers} workers, and {len(stages)} stages in the module")
+    found, given = [], None if inputs is None else tuple(tree_map_only(Tensor, _meta, inputs))
+    for stage in stages:
+        trained = [p for p in stage.parameters() if p.requires_grad]
+        kept = None
+        if given is not None:
+            kept = _activations(stage, given)
+            given = (stage(*given).detach().requires_grad_(),)
+        found.append(
+            Memory(
+                parameters=sum(map(_bytes, stage.parameters())),
+                buffers=sum(map(_bytes, stage.buffers())),
+                gradients=sum(map(_bytes, trained)),
+                optimizer=_state(trained, optimizer),
+                whole=0,
+                messages=0 if given is None else sum(map(_bytes, given)),
+                activations=kept,
+            )
+        )
+    return tuple(found)
+
+
+def _on_meta(net: Any) -> Any:
+    memo: dict[int, Any] = {}
+    for tensor in (*net.parameters(), *net.buffers()):
+        made: Any = tensor.detach().to("meta")
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = made
+    return copy.deepcopy(net, memo)
+
+
+def _groups(net: Any, units: Sequence[str] | None) -> list[list[Tensor]]:
+    """Parameters of each call of `fully_shard`."""
+    modules: Mapping[str, Any] = dict(net.named_modules())
+    names = [name for name, _ in net.named_children()] if units is None else [*units]
+    if unknown := [name for name in names if name not in modules]:
+        raise ArgumentError(f"estimate: units {unknown}; names of submodules expected")
+    groups: list[list[Tensor]] = []
+    seen: set[Tensor] = set()
+    for one in (*(modules[name] for name in names), net):
+        groups.append([p for p in one.parameters() if p not in seen])
+        seen.update(groups[-1])
+    return groups
+
+
+def _rows(p: Tensor, workers: int, worker: int) -> Tensor:
+    """This worker's block of a parameter, balanced."""
+    if not p.ndim:
+        return p.detach().clone()
+    return p.detach().new_empty((balanced(p.shape[0], workers)[worker], *p.shape[1:]))
+
+
+def _state(parameters: Sequence[Tensor], optimizer: Any) -> int:
+    """Bytes of an optimizer's state after a step."""
+    if optimizer is None or not parameters:
+        return 0
+    made = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    for p in made:
+        p.grad = torch.empty_like(p)
+    one = optimizer(made)
+    one.step()
+    return sum(_bytes(x) for x in tree_leaves([*one.state.values()]) if isinstance(x, Tensor))
+
+
+def _part(inputs: Any, workers: int, worker: int) -> Any:
+    def rows(x: Tensor) -> Tensor:
+        return _meta(x)[: balanced(x.shape[0], workers)[worker]] if x.ndim else _meta(x)
+
+    return tree_map_only(Tensor, rows, tuple(inputs))
+
+
+def _meta(x: Tensor) -> Tensor:
+    return x.detach().to("meta").requires_grad_(x.requires_grad)
+
+
+def _activations(net: Any, inputs: Any) -> int:
+    """Bytes that autograd keeps of a forward, but for parameters; memory that tensors share counts
+    once."""
+    known = {p.untyped_storage()._cdata for p in (*net.parameters(), *net.buffers())}
+    kept: dict[int, Any] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in known:
+            kept[storage._cdata] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _itself):
+        result = net(*inputs)
+    del result
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _bytes(x: Tensor, dtype: Any = None) -> int:
+    size = x.element_size() if dtype is None else torch.empty((), dtype=dtype).element_size()
+    return x.numel() * size
