@@ -6,6 +6,24 @@ from mutation.fault import Fault
 
 SAVED_MEMORY = (
     Fault(
+        "parameters of now",
+        "a member of a list is computed again with its own parameters, not those of its forward",
+        "synchronisation",
+        "linop.strategies.memory.members:_reading",
+        "reading(module, others) if others else nullcontext()",
+        "nullcontext()",
+        ("test_listed_modules.py::test_other_parameters",),
+    ),
+    Fault(
+        "window of nothing",
+        "members of a list each begin a window of their own, and nothing is moved",
+        "memory",
+        "linop.strategies.memory.window:Series.saving",
+        "self._call is None or number <= self._last",
+        "True",
+        ("test_listed_modules.py::test_bytes_that_are_moved",),
+    ),
+    Fault(
         "another mask",
         "random numbers are drawn anew when a reversible block is computed again",
         "synchronisation",

@@ -102,15 +102,19 @@ def test_copies_of_one_member() -> None:
 
 
 def test_bytes_that_are_moved() -> None:
-    net = owner(8)
-    net.layers = offload(net.layers, prefetch=1)
-    y = net(batch())
-    window = net.layers.window
-    assert window.bytes_away > window.bytes_here > 0
-    y.sum().backward()
-    del y
-    gc.collect()
-    assert window.bytes_away == window.bytes_here == 0
+    here, every = [], []
+    for ahead in (0, 1, 3):
+        net = owner(8)
+        net.layers = offload(net.layers, prefetch=ahead)
+        y = net(batch())
+        window = net.layers.window
+        here.append(window.bytes_here)
+        every.append(window.bytes_here + window.bytes_away)
+        y.sum().backward()
+        del y
+        gc.collect()
+        assert window.bytes_away == window.bytes_here == 0
+    assert 0 < here[0] < here[1] < here[2] < every[0] == every[1] == every[2]
 
 
 def test_members_are_collected() -> None:

@@ -64,6 +64,11 @@ def test_cells_are_right_on_threads(model: str, strategy: str) -> None:
     assert running.on_threads(case(model, strategy)).kind == "right"
 
 
+def test_tied_weights_of_replicas_of_stages() -> None:
+    one = case("transformers GPT-2", "data × pipeline", tied=True, mask=True)
+    assert running.on_threads(one).kind == "right"
+
+
 @needs_mpi
 @pytest.mark.parametrize("strategy", ["zero3", "tensor parallel"])
 def test_models_on_ranks(strategy: str) -> None:

@@ -231,7 +231,9 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
     replica, pipes, edges = 0, backend, found.edges if hasattr(found, "edges") else None
     if "dp" in case.mesh:
         mesh = strategies.Mesh(backend, **case.mesh)
-        found = [strategies.DataParallel(stage, mesh["dp"]) for stage in found]
+        at = mesh["pp"].index  # other stages may have parameters in common with this worker's
+        mine = strategies.DataParallel(found[at], mesh["dp"])
+        found = [mine if k == at else None for k in range(len(found))]
         replica, pipes = mesh["dp"].index, mesh["pp"].backend
     table = schedules.one_forward_one_backward(2, case.micro_batches)
     step = 0

@@ -64,12 +64,12 @@ class Members(torch.nn.ModuleList):
             saving = vars(module).get("forward")
             if not isinstance(saving, _Saving):
                 saving = _Saving(module)
-                module.forward = saving  # type: ignore[method-assign]
+                module.forward = saving
             found.append(saving)
         return found
 
     def extra_repr(self) -> str:
-        again = any(saving.again for saving in self._savings())
+        again = any(getattr(vars(one).get("forward"), "again", False) for one in self)
         said = ["checkpointed"] if again else []
         return ", ".join(said if self.window is None else [*said, f"prefetch={self.window.ahead}"])
 

@@ -174,6 +174,9 @@ class Tracer:
                     f"Pipeline: an earlier call failed on worker {worker}: {call.broken}; make "
                     f"another one"
                 )
+        for worker, call in enumerate(calls):
+            if call.wrong:
+                raise ArgumentError(f"Pipeline: on worker {worker}: {call.wrong}")
         for what, each in (
             ("another pipeline", [call.pipeline for call in calls]),
             ("step on some, and evaluation", [call.trains for call in calls]),
@@ -190,9 +193,6 @@ class Tracer:
                 f"Pipeline: step on workers {without} under torch.no_grad or inference_mode, but "
                 f"it computes gradients; call the pipeline, as pipe(x), to evaluate"
             )
-        for worker, call in enumerate(calls):
-            if call.wrong:
-                raise ArgumentError(f"Pipeline: on worker {worker}: {call.wrong}")
         self.inputs = self._inputs()
         first = calls[self._plan.grid(0).workers[0]]
         self.form, owner = first.form, owners(first.form, len(self.inputs))

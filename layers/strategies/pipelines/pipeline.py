@@ -364,6 +364,10 @@ class Pipeline(Stored):
         Returns:
             The output for the whole batch on the last stage's workers; None on others. Of several
             tensors a tuple or dict; of numbers one for each micro-batch, in a vector.
+
+        Raises:
+            As `step`. ArgumentError: on the last stage's workers, a tensor has neither the rows of
+                its micro-batch, nor is the same for all.
         """
         with torch.inference_mode(False):  # what is compiled here serves steps, too
             given = self._given(x, inputs)

@@ -113,6 +113,7 @@ class Chain:
     """Those of all rows, or of "each" row, or "none"."""
     recompute: bool = False
     by_name: bool = True
+    slots: int | None = None
 
     @property
     def table(self) -> Schedule:
@@ -169,7 +170,8 @@ def pieces(given: Mapping[str, Any], target: Tensor, sizes: Sequence[int]) -> An
 def is_one_process(backend: Backend, chain: Chain) -> None:
     """Gradients of two steps, and outputs, bit for bit."""
     stages, alone = chain.model(), chain.model()
-    pipe = Pipeline(stages, chain.table, squares, recompute=chain.recompute, backend=backend)
+    options: Any = {"recompute": chain.recompute, "slots": chain.slots}
+    pipe = Pipeline(stages, chain.table, squares, backend=backend, **options)
     given, target = chain.batch()
     sizes = [3, *[2] * (chain.micro_batches - 1)]
     for _ in range(2):

@@ -39,7 +39,7 @@ class Net(NamedTuple):
     tied: list[list[str]]
 
 
-def net(name: str, micro_batches: int = 4, use_cache: bool = False) -> Net:
+def net(name: str, micro_batches: int = 4, use_cache: bool = False, stages: int = 4) -> Net:
     """A model in float64 throughout, with a mask of padding, and embeddings that are tied."""
     family = ZOO[f"transformers {name}"]
     layers = 3 if name in ("T5", "GPT-2") else 4
@@ -54,11 +54,11 @@ def net(name: str, micro_batches: int = 4, use_cache: bool = False) -> Net:
     batch = family.inputs(configuration, ROWS * micro_batches, draw)
     one = batch.rows(0, ROWS)
     with in_double(model):
-        stages = split(model, CUTS[name], one.arguments, **one.options)
+        made = split(model, CUTS[name][: stages - 1], one.arguments, **one.options)
     names: dict[int, list[str]] = {}
     for key, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(key)
-    return Net(model, stages, batch, [keys for keys in names.values() if len(keys) > 1])
+    return Net(model, made, batch, [keys for keys in names.values() if len(keys) > 1])
 
 
 def loss(output: Any, target: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def is_one_process(
     """Losses and gradients to 1e-12 under schedules of so many chunks."""
     for schedule, chunks in schedules:
         options: Any = {"chunks": chunks} if chunks > 1 else {}
-        table = GENERATORS[schedule](4, len(one.batch) // ROWS, **options)
+        table = GENERATORS[schedule](len(one.stages), len(one.batch) // ROWS, **options)
         if (backend.worker or 0) >= len(table.workers):
             continue
         stages = copy.deepcopy(one.stages)
@@ -117,6 +117,6 @@ def is_one_process(
 
 
 def made_on_ranks(backend: Backend, name: str, schedule: str) -> None:
-    """Each rank exports the model."""
-    one = net(name)
+    """Each rank exports the model, in two stages."""
+    one = net(name, stages=2)
     is_one_process(backend, one, gradients(one), [(schedule, 1)])

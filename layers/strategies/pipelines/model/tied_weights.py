@@ -27,6 +27,7 @@ from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.data.reducer import reducer_of
 from linop.strategies.pipelines.construction import Plan, check_updates_last
 from linop.strategies.pipelines.model.stage_states import Own, prefix_of
 
@@ -156,8 +157,19 @@ class TiedWeights:
             old = iter(before)
             for name, total in _summed(tie, sums, self._backend).items():
                 for p in tie.held[name]:
-                    was = next(old)
+                    was, summed = next(old), _is_summed(p)
                     p.grad = total.clone() if was is None else was + total
+                    if summed:
+                        p.grad._linop_is_summed = True  # type: ignore[attr-defined]
+
+
+def _is_summed(p: Tensor) -> bool:
+    """True if the gradient of a parameter of `DataParallel` is the sum of all replicas already, or
+    would be."""
+    reducer = reducer_of(p)
+    if p.grad is None:
+        return reducer is not None and reducer.enabled
+    return bool(getattr(p.grad, "_linop_is_summed", False))
 
 
 def _holding(key: str, said: Sequence[Mapping[str, _Holder]]) -> Sequence[int]:

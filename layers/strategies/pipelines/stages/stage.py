@@ -323,9 +323,11 @@ class Stage:
             (output,) = self._single
             return self._single, {(output, 0): result}
         if type(result) is tuple and self._numbered is not None:
-            plain = {(k, 0): x for k, x in enumerate(result) if type(x) is torch.Tensor}
-            if self._numbered.keys() <= {k for k, _ in plain}:
-                return self._numbered, {(k, 0): plain[k, 0] for k in self._numbered}
+            plain: dict[Output, Tensor] = {
+                k: x for k, x in enumerate(result) if type(x) is torch.Tensor
+            }
+            if self._numbered.keys() <= plain.keys():
+                return self._numbered, {(k, 0): plain[k] for k in self._numbered}
         forms: dict[Output, Form] = {}
         found: dict[Leaf, Tensor] = {}
         for k in self._outputs:
