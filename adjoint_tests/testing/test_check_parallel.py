@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from linop.errors import ArgumentError, BackendError
 from linop.testing import assert_parallel, check_parallel
+from linop.testing.parallel.recording.processes import failure
 from linop.testing.parallel.recording.programs import of_file
 from linop.testing.parallel.relations import Kind
 from linop.tools.cli import app
@@ -187,6 +188,39 @@ def test_an_exception_of_the_program() -> None:
 
     with pytest.raises(BackendError, match="no such thing"):
         report(model)
+
+
+def test_a_step_of_an_optimizer_in_step() -> None:
+    def step(model: nn.Module, mine: Any) -> torch.Tensor:
+        (value := F.mse_loss(model(mine[0]), mine[1])).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        return value
+
+    (finding,) = report(RIGHT, step=step).findings
+    assert "step() has changed them already" in finding.explanation
+
+
+def test_a_sum_that_is_taken_again() -> None:
+    def step(model: nn.Module, mine: Any) -> torch.Tensor:
+        x, target = (part.chunk(2)[dist.get_rank()] for part in mine)
+        (value := F.mse_loss(model(x), target) / 2).backward()
+        for one in (*model.parameters(), model.get_parameter("down.bias")):
+            dist.all_reduce(one.grad)
+        return value
+
+    def model(twin: nn.Module) -> nn.Module:
+        (net := Net()).load_state_dict(twin.state_dict())
+        return net
+
+    (finding,) = report(model, step=step).findings
+    assert finding.parameters == ("down.bias",) and finding.kind is Kind.FACTOR
+    assert finding.operator == "the all-reduce over ranks 0, 1 is too many"
+    assert "all_reduce(one.grad)" in finding.place.text
+
+
+def test_one_rank_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "1.error").write_text("Traceback: no such thing")
+    assert str(failure(tmp_path, 2, 5.0)).startswith("rank 1 of the program failed:")
 
 
 def test_arguments() -> None:

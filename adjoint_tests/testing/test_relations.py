@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
-from linop.testing.parallel.relations import Index, Kind, Scale, blocks, partitions, related
+from linop.testing.parallel.relations import (
+    Index,
+    Kind,
+    Scale,
+    blocks,
+    partitions,
+    related,
+    rounded,
+)
 
 SCALE = Scale(2.0**-30, 1e-12)
 shapes = st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple)
@@ -102,3 +110,17 @@ def test_partitions_are_partitions(n: int) -> None:
     for partition in found:
         assert sorted(r for group in partition for r in group) == list(range(n))
         assert len({len(group) for group in partition}) == 1
+
+
+def test_factors_are_fractions_up_to_rounding() -> None:
+    half = Scale(2.0**-3, 1e-4)
+    assert [rounded(k, half) for k in (1.9947, 0.4981, 1.2523)] == [2, 0.5, 1.25]
+    assert rounded(1.9947, SCALE) == 1.9947 and rounded(2 + 1e-12, SCALE) == 2
+    rows = np.array([1.0, -1.0])
+    wanted, given = dict.fromkeys((0, 1), rows), {0: -0.1 * rows, 1: 2.1 * rows}
+    alone = related(given, wanted, SCALE)
+    assert alone.kind is Kind.FACTOR
+    other = {r: drawn(r, (5,)) for r in (0, 1)}
+    both = related(other, dict.fromkeys(other, sum(other.values()) / 2), SCALE)
+    assert both.kind is Kind.UNSUMMED and alone.as_terms([both]).kind is Kind.UNSUMMED
+    assert alone.as_terms([alone]) is alone

@@ -223,6 +223,8 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
             f"It is replicated, and the ranks use it {form}: each has a term of its gradient, and "
             f"no sum over {groups} ran.{_DDP if averages else ''}",
         )
+    if kind is Kind.FACTOR and context.overall != 1:
+        return _of_the_loss(context, one, final)
     if kind is Kind.NONE:
         place = with_switches(context, place)
     elif kind is Kind.FACTOR:
@@ -237,6 +239,8 @@ def _is_of_all(context: Context, one: Compared, left: Relation | None, final: Re
     becomes of it after the backward pass explains it."""
     if final.kind is not Kind.FACTOR or context.overall == 1:
         return False
+    if any(p.line for p in one.held.values()):
+        return False
     before = None if left is None else scaled(left)
     if before is not None and abs(before - final.factor) > 1e-6 * abs(final.factor):
         return False
@@ -247,6 +251,7 @@ def _is_of_all(context: Context, one: Compared, left: Relation | None, final: Re
 def _of_the_loss(context: Context, one: Compared, final: Relation) -> Finding:
     """A factor that all gradients have, which is that of the loss of which they are."""
     lines = list(dict.fromkeys(ends_of_the_loss(context)))
+    changes = dict.fromkeys(p.line for p in one.held.values() if p.line)
     line, _, text = lines[0].partition(": ") if lines else ("", "", "")
     n = parts_of_the_loss(context)
     k = factor_text(final.factor)
@@ -260,7 +265,7 @@ def _of_the_loss(context: Context, one: Compared, final: Relation) -> Finding:
         what = k if abs(final.factor - n) < 1e-6 else what
         why += f": each loss has to be divided by {n}." if what == k else "."
         what += " = the number of losses" * (what == k)
-    place = Place("", line, text, tuple(lines[1:]))
+    place = Place("", line, text, (*lines[1:], *changes))
     return Finding(Kind.FACTOR, what, (one.name,), place, "", why, "the loss")
 
 

@@ -270,8 +270,8 @@ def _of_the_loss(context: Context, parameters: tuple[str, ...]) -> Finding:
         how = "with another factor than the twin's"
     if kind is Kind.FACTOR and " on " in detail:
         how = (
-            "with other weights than the twin's: a mean of means is the mean of everything only "
-            "where all of them are of the same number of elements; weigh each by its own number"
+            "with other weights than the twin's: a mean of means is the mean of everything only if "
+            "all are of the same number of elements; weigh each by its own number"
         )
     why = f"All tensors up to the loss are the twin's; the ranks' losses are put together {how}."
     return Finding(kind, detail, parameters, place, "", why, "the loss")

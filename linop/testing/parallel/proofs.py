@@ -246,9 +246,9 @@ def _decided(
         return sure
     if not before.told or not after.told:
         raise UndecidedError("the spaces of its argument or result are not known")
-    # The nearest way has the fewest wrong entries.
+    # The nearest way has the smallest share of wrong entries.
     nearest = wrong[:1] if alone else wrong
-    spaces, found, wanted = min(nearest, key=lambda way: _gap(way[1], way[2]).nnz)
+    spaces, found, wanted = min(nearest, key=lambda way: _share_of_gaps(way[1], way[2]))
     what = _counterexample(found, wanted, used.pop() if alone else None)
     k = _multiple(M, N)
     k = k if k and found.equals(k * wanted) else 1.0
@@ -288,6 +288,12 @@ def _sums(M: Matrix, codomain: Space, domain: Space) -> bool:
 
 def _gap(a: LinearOperator, b: LinearOperator) -> Matrix:
     return (a - b).to_matrix("regions")
+
+
+def _share_of_gaps(a: LinearOperator, b: LinearOperator) -> float:
+    """The share of the entries of two matrices that are not equal."""
+    gap = _gap(a, b)
+    return float(gap.nnz) / max(1, gap.shape[0] * gap.shape[1])
 
 
 def _counterexample(found: LinearOperator, wanted: LinearOperator, rank: int | None) -> str:

@@ -337,20 +337,23 @@ class Way:
                 yield at
 
     def detached(self, start: Relation) -> Call | None:
-        """A call on the way that gives a tensor away without its gradient, which the twin's has; or
-        one that the twin has not, between the last wrong gradient and the first right one."""
+        """A call on the way that gives a tensor away without its gradient, as the twin does not: of
+        a tensor that the twin has, or between the last wrong gradient and the first right one."""
         made, numbers = made_by(self.record), set(self.numbers)
         unknown = {call.number for call in self._unknown_after(self._last_wrong(start))}
-        theirs = Counter(call.module for call in self.context.twin.calls if _detaches(call))
+        of_twin = [call for call in self.context.twin.calls if _detaches(call)]
+        theirs: Counter[str | int] = Counter(call.module for call in of_twin)
+        theirs.update(call.inputs[0] for call in of_twin)
         for call in filter(_detaches, self.record.calls):
-            theirs[call.module] -= 1
             source = call.inputs[0]
             at = self.context.locations.at.get((self.rank, source))
             known = at is not None and at.matched
+            key = at.twin if at is not None and known else call.module
+            theirs[key] -= 1
             has_gradient = at is not None and at.gradient is not None
             if source not in numbers or (known and not has_gradient):
                 continue
-            if not known and (call.number not in unknown or theirs[call.module] >= 0):
+            if theirs[key] >= 0 or (not known and call.number not in unknown):
                 continue
             of_maxima = source in made and "max" in made[source].name  # what exponents begin at
             used = any(self.used.get(number) for number in call.outputs)

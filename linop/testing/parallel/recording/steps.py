@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording.programs import Program
@@ -294,8 +293,13 @@ def _whole(tensor: torch.Tensor) -> np.ndarray:
 def _held(tensor: Any) -> np.ndarray | None:
     """The positions of the elements of a DTensor that this rank has, flat; None of other tensors,
     and where ranks have terms of a sum."""
-    mesh, placements = (getattr(tensor, name, None) for name in ("device_mesh", "placements"))
-    if mesh is None or not all(type(one) in (Shard, Replicate) for one in placements):
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return None
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    placements = tensor.placements
+    if not all(type(one) in (Shard, Replicate) for one in placements):
         return None
     everything = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
     mine = distribute_tensor(everything, mesh, placements, src_data_rank=None).to_local()
