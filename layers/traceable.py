@@ -27,7 +27,6 @@ class Traceable(torch.nn.Module):
     """True of layers that torch.compile records; it leaves others as they are, such as those that
     draw random numbers, read values of tensors, or write to buffers."""
     inputs: Sequence[Any]
-    _settled: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,13 +36,13 @@ class Traceable(torch.nn.Module):
         super().__setstate__(state)
         self.key = new_key()  # a copy is another layer
 
-    def compiled(self, *tensors: Tensor | None) -> Any:
+    def compiled(self, *tensors: Tensor | None) -> Tensor:
         """A call in code that torch compiles: recorded, or a graph break."""
         if self.traceable and records():
             # torch executes an import while it traces. Before, its compiler would be imported.
             from linop.backends.autograd.traced import followed
 
-            return followed(self, self.key, self.anchor, *tensors)
+            return followed(self, self.key, self.anchor, *tensors)  # type: ignore[no-any-return]
         return _uncompiled(self, tensors)
 
     def traced(self, *tensors: Tensor | None) -> Tensor:
@@ -62,7 +61,7 @@ class Traceable(torch.nn.Module):
     def _function_of_compiled(self, tensors: Sequence[Tensor | None]) -> Any:
         """The function that workers agree on; without asking the others for arguments that were
         passed before, since threads wait for each other's compilers."""
-        known = self._settled.get(self._metadata(tensors))
+        known: Any = self.__dict__["_settled"].get(self._metadata(tensors))
         return self._function(tensors) if known is None else known.bound
 
     def _metadata(self, tensors: Sequence[Tensor | None]) -> Any:
@@ -73,6 +72,7 @@ class Traceable(torch.nn.Module):
 
 
 @_disable_dynamo
-def _uncompiled(layer: Traceable, tensors: Sequence[Tensor | None]) -> Any:
+def _uncompiled(layer: Traceable, tensors: Sequence[Tensor | None]) -> Tensor:
     """A graph break, because plans are not torch code."""
-    return layer(*tensors)
+    result: Tensor = layer(*tensors)
+    return result

@@ -132,7 +132,7 @@ class DataParallel(torch.nn.Module):
 
         parameters = agree(self.backend, _NAME, checked)
         self.module = module
-        self._options = {
+        self._options: dict[str, Any] = {
             "algorithm": algorithm,
             "server": server,
             "reduction": reduction,

@@ -232,7 +232,7 @@ class Unit:
     @property
     def bytes_leaving(self) -> int:
         """Bytes of whole parameters' gradients that are on their way to the shards."""
-        return self._size * self._bridge.adjoint.is_started
+        return self._size * bool(self._bridge.adjoint.is_started)
 
     def have_shards(self, shards: list[Tensor]) -> None:
         """Take the blocks of the parameters, whose optimizers' steps count from here on."""

@@ -344,6 +344,19 @@ def gives_each_row_once(backend: Backend) -> None:
         loader([1], axis, batch_size=2, sampler=[0])
 
 
+def takes_empty_parts(backend: Backend) -> None:
+    """The mean over fewer rows than there are workers, some of which have none."""
+    x, t = whole(2, 4, seed=9), whole(2, 2, seed=8)
+    twin = perceptron()
+    nn.functional.mse_loss(twin(x), t).backward()
+    net = DataParallel(perceptron())
+    mine = part(backend, x)
+    loss = nn.functional.mse_loss(net(mine), part(backend, t))
+    (loss * net.share(len(mine))).backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-6)
+
+
 def parts_of(rows: list[int], size: int, axis: Any) -> list[list[int]]:
     batches = [torch.tensor(rows[k : k + size]) for k in range(0, len(rows), size)]
     return [batch.tensor_split(axis.size)[axis.index].tolist() for batch in batches]
