@@ -28,16 +28,16 @@ from linop.strategies.pipelines.pipeline import Pipeline
 from linop.strategies.pipelines.splitting import split
 from linop.strategies.space.cut_tensor import CutTensor
 from linop.strategies.space.spatial import Spatial, spatial
-from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
-from linop.strategies.tensor.model_plans import tp_plan
-from linop.strategies.tensor.module_styles import (
+from linop.strategies.tensor.modules.cross_entropy import CrossEntropyLoss
+from linop.strategies.tensor.parallelize import parallelize_module
+from linop.strategies.tensor.styles.cut import AttentionParallel, ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.styles.kept import (
     LocalAttributes,
     PrepareModuleInput,
     PrepareModuleOutput,
     SequenceParallel,
 )
-from linop.strategies.tensor.parallelize import parallelize_module
-from linop.strategies.tensor.styles import AttentionParallel, ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.styles.model_plans import tp_plan
 
 __all__ = [
     "AttentionParallel",

@@ -22,7 +22,7 @@ from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.layers.losses.cross_entropy import NLLLoss
 from linop.strategies.pipelines.forms import tensors_in
-from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
+from linop.strategies.tensor.modules.cross_entropy import CrossEntropyLoss
 
 Count = Callable[[Tensor], Any]
 Loss = Callable[[Any, Tensor], Tensor]

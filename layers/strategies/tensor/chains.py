@@ -10,9 +10,9 @@ import torch
 from linop.errors import PartitionError
 from linop.spaces.decomposition import REPLICATED
 from linop.strategies.tensor.conversions import held
-from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, in_words
-from linop.strategies.tensor.module_styles import ELEMENTWISE
+from linop.strategies.tensor.modules.layer import ParallelLayer
+from linop.strategies.tensor.styles.kept import ELEMENTWISE
 
 
 def check_chains(net: Any, inputs: Layout) -> None:

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from torch.nn import Module
 
 from linop.errors import ArgumentError
-from linop.strategies.tensor.layer import ParallelLayer, Redistribute
+from linop.strategies.tensor.modules.layer import ParallelLayer, Redistribute
 
 CONVERSIONS = "linop_conversions"
 """Attribute of modules with conversions of inputs or outputs."""

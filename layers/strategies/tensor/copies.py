@@ -19,8 +19,8 @@ from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.conversions import first_tensor, held, hold, with_first
-from linop.strategies.tensor.layer import Redistribute
 from linop.strategies.tensor.layouts import Layout
+from linop.strategies.tensor.modules.layer import Redistribute
 
 _SWAPPED = "linop_parameters"
 """Attribute of a module that computes: parameters that it had, to be put back."""

@@ -21,12 +21,12 @@ from linop.strategies.mesh import Axis
 from linop.strategies.tensor.calls import Calls
 from linop.strategies.tensor.chains import check_chains
 from linop.strategies.tensor.conversions import parallel_layers
-from linop.strategies.tensor.layer import ParallelLayer
 from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.low_rank import has_low_rank, styles_of_parts
-from linop.strategies.tensor.pieces import pieces_of
-from linop.strategies.tensor.style import Style
-from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel, check_groups
+from linop.strategies.tensor.modules.layer import ParallelLayer
+from linop.strategies.tensor.modules.pieces import pieces_of
+from linop.strategies.tensor.styles.cut import ColwiseParallel, RowwiseParallel, check_groups
+from linop.strategies.tensor.styles.low_rank import has_low_rank, styles_of_parts
+from linop.strategies.tensor.styles.style import Style
 
 _Said = Mapping[str, Mapping[str, Any]]
 """A worker's plan, module and arguments, of which each part has a text, or a tuple."""

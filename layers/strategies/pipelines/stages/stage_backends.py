@@ -22,7 +22,7 @@ from linop.strategies.experts.parallel_experts import ParallelExperts
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.stages.stage import sharded_units
-from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.modules.layer import ParallelLayer
 
 _GENERATED = "linop.backends"
 """Module of generated functions, which have no name."""

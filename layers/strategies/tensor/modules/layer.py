@@ -41,8 +41,8 @@ class ParallelLayer(Layer):
     """
 
     pieces = 0
-    """Number of virtual workers that each worker computes as (`linop.strategies.tensor.pieces`); 0:
-    its work is not cut."""
+    """Number of virtual workers that each worker computes as
+    (`linop.strategies.tensor.modules.pieces`); 0: its work is not cut."""
     in_pieces = False
     """True if it can be cut, or computes the same bits on any number of workers."""
 

@@ -19,10 +19,10 @@ from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
+from linop.strategies.tensor.modules.layer import ParallelLayer, laid_out_as
+from linop.strategies.tensor.modules.pieces import check_even, copies, cut, joined, summed
 from linop.strategies.tensor.packed import in_parts
-from linop.strategies.tensor.pieces import check_even, copies, cut, joined, summed
 
 
 def is_conv1d(module: Any) -> bool:

@@ -14,17 +14,17 @@ from linop.spaces.decomposition import REPLICATED
 from linop.spaces.partition import balanced
 from linop.spaces.region import integer
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.attention import ParallelAttention
-from linop.strategies.tensor.embedding import ParallelEmbedding
 from linop.strategies.tensor.layouts import layout_of
-from linop.strategies.tensor.linear import (
+from linop.strategies.tensor.modules.attention import ParallelAttention
+from linop.strategies.tensor.modules.embedding import ParallelEmbedding
+from linop.strategies.tensor.modules.linear import (
     ColwiseLinear,
     RowwiseLinear,
     SharedColwiseLinear,
     features,
     is_conv1d,
 )
-from linop.strategies.tensor.style import CUT, Style, no_copies, refuse
+from linop.strategies.tensor.styles.style import CUT, Style, no_copies, refuse
 
 
 def _computes_as(module: Module, kinds: tuple[Any, ...]) -> bool:

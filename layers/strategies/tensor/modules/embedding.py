@@ -14,8 +14,8 @@ from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
+from linop.strategies.tensor.modules.layer import ParallelLayer, laid_out_as
 
 
 class ParallelEmbedding(ParallelLayer):

@@ -14,9 +14,9 @@ from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor import pieces
-from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout, between
+from linop.strategies.tensor.modules import pieces
+from linop.strategies.tensor.modules.layer import ParallelLayer, laid_out_as
 
 
 class SequenceNorm(ParallelLayer):

@@ -13,9 +13,9 @@ from torch.nn import Module
 from linop.errors import ArgumentError
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.strategies.tensor.layouts import layout_of
-from linop.strategies.tensor.module_styles import SequenceParallel
-from linop.strategies.tensor.style import Style
-from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.styles.cut import ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.styles.kept import SequenceParallel
+from linop.strategies.tensor.styles.style import Style
 
 
 def has_low_rank(module: Module) -> bool:

@@ -12,10 +12,10 @@ from torch.nn import Module
 from linop.errors import ArgumentError, expect
 from linop.spaces.decomposition import REPLICATED
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.linear import features, is_conv1d
-from linop.strategies.tensor.module_styles import SequenceParallel
-from linop.strategies.tensor.style import Style
-from linop.strategies.tensor.styles import ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.modules.linear import features, is_conv1d
+from linop.strategies.tensor.styles.cut import ColwiseParallel, RowwiseParallel
+from linop.strategies.tensor.styles.kept import SequenceParallel
+from linop.strategies.tensor.styles.style import Style
 
 _STYLES: Mapping[str, Callable[..., Style]] = {
     "colwise": ColwiseParallel,

@@ -17,8 +17,8 @@ from linop.spaces.decomposition import REPLICATED, Axis
 from linop.spaces.region import integer
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
-from linop.strategies.tensor.layer import ParallelLayer
-from linop.strategies.tensor.pieces import check_even, cut, pieces_of
+from linop.strategies.tensor.modules.layer import ParallelLayer
+from linop.strategies.tensor.modules.pieces import check_even, cut, pieces_of
 
 _REDUCTIONS = "mean", "sum", "none"
 

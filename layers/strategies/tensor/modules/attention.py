@@ -16,9 +16,9 @@ from linop.layers.parameters.packing import Packing
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.conversions import held, hold
-from linop.strategies.tensor.layer import ParallelLayer, Redistribute
 from linop.strategies.tensor.layouts import Layout
-from linop.strategies.tensor.linear import RowwiseLinear
+from linop.strategies.tensor.modules.layer import ParallelLayer, Redistribute
+from linop.strategies.tensor.modules.linear import RowwiseLinear
 
 
 class ParallelAttention(ParallelLayer):

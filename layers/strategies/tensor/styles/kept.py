@@ -17,10 +17,10 @@ from linop.spaces.region import integer
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.conversions import convert_inputs, convert_output, hold
 from linop.strategies.tensor.copies import use_copies
-from linop.strategies.tensor.layer import Redistribute
 from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.sequence import Pointwise, SequenceNorm
-from linop.strategies.tensor.style import Style, no_copies, refuse
+from linop.strategies.tensor.modules.layer import Redistribute
+from linop.strategies.tensor.modules.sequence import Pointwise, SequenceNorm
+from linop.strategies.tensor.styles.style import Style, no_copies, refuse
 
 ELEMENTWISE = (
     *(torch.nn.Identity, torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Sigmoid),

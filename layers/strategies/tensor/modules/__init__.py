@@ -1,0 +1,1 @@
+"""Modules in blocks over one axis, in place of torch's."""

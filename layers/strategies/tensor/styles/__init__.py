@@ -1,0 +1,1 @@
+"""Styles of a plan: how each named module is made parallel."""
