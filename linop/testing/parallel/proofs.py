@@ -293,7 +293,8 @@ def _gap(a: LinearOperator, b: LinearOperator) -> Matrix:
 def _share_of_gaps(a: LinearOperator, b: LinearOperator) -> float:
     """The share of the entries of two matrices that are not equal."""
     gap = _gap(a, b)
-    return float(gap.nnz) / max(1, gap.shape[0] * gap.shape[1])
+    share: float = gap.nnz / max(1, gap.shape[0] * gap.shape[1])
+    return share
 
 
 def _counterexample(found: LinearOperator, wanted: LinearOperator, rank: int | None) -> str:
