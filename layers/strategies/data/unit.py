@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.bridge import Bridge, bridge_of
-from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.functions import applied, begun, ended
 from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
@@ -119,7 +119,7 @@ class Unit:
         self.spaces = {member.name: member.space for member in members}
         spaces = [*self.spaces.values()]
         every = [*spaces, use_space(spaces), *self._note_spaces(spaces[0])]
-        kind = torch_dtype(spaces[0].dtype)
+        kind = self._kind = torch_dtype(spaces[0].dtype)
         self.dtype, sums = dtypes_of(kind, *self._dtypes)
 
         def bridge(dtype: Any) -> Bridge:
@@ -179,8 +179,9 @@ class Unit:
     def _convert(self) -> None:
         """Have the dtype of the shards, which ``double()`` or the like may have changed.
         Collective then."""
-        dtype = self.shards[0].dtype
-        if numpy_dtype(dtype) == self.members[0].space.dtype:
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = self.shards[0].dtype
+        if dtype == self._kind:
             return
         if self._ahead is not None:
             self.drop()

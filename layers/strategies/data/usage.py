@@ -87,7 +87,7 @@ class _Wholes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         row = [float(gradient is not None) for gradient in gradients]
-        return *gradients, torch.tensor(row).to(ctx.rows).expand(ctx.rows.shape)
+        return *gradients, ctx.rows.new_tensor(row).expand(ctx.rows.shape)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Any:
