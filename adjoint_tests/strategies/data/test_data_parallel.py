@@ -40,6 +40,7 @@ from support.strategies.data.replicas import (
     says_what_is_wrong,
     spreads_nan,
 )
+from support.strategies.pipelines.tied_replicas import adds_replicas_of_ties
 from support.torchrun import on_torchrun
 from support.workers import on_ranks, on_threads
 
@@ -104,6 +105,11 @@ def test_pipelines_of_replicas() -> None:
     on_threads(4, composes_with_pipelines)
     for name in ("pipedream", "pipedream-2bw"):
         on_threads(4, delays_updates, name)
+
+
+@pytest.mark.parametrize("steps", ["s", "ss", "ns", "nn", "sns", "snns", "nnsn", "snn"])
+def test_tied_weights_of_replicas(steps: str) -> None:
+    on_threads(4, adds_replicas_of_ties, steps)
 
 
 @needs_mpi

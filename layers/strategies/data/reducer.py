@@ -181,6 +181,21 @@ class Reducer:
         """True if ``grad`` of some parameters is this worker's alone."""
         return any(self._parameters[k].grad is not None for k in self._local)
 
+    def aside(self, p: Tensor) -> Tensor | None:
+        """The gradient of a parameter that was summed earlier, and is not in ``grad``."""
+        return self._before.get(self._number(p))
+
+    def keep(self, p: Tensor, summed: Tensor | None) -> None:
+        """Take ``grad`` of a parameter for this worker's alone, to be summed, and then to be added
+        to what was summed earlier."""
+        k = self._number(p)
+        self._local.add(k)
+        if summed is not None:
+            self._before[k] = summed
+
+    def _number(self, p: Tensor) -> int:
+        return next(k for k, one in enumerate(self._parameters) if one is p)
+
     def _set_aside(self, k: int, gradients: Any = None) -> None:
         """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
         if gradients is not None and gradients[0] is None:

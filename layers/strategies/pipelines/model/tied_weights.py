@@ -65,6 +65,15 @@ class _Tie(NamedTuple):
         return [p for held in self.held.values() for p in held]
 
 
+class _Earlier(NamedTuple):
+    """Gradients of a parameter before a step: one that is added to that of the step, and one that
+    its `Reducer` adds later, which has been summed over the replicas while that of the step, in
+    ``no_sync()``, has not."""
+
+    added: Tensor | None
+    later: Tensor | None
+
+
 class TiedWeights:
     """Groups of tied parameters. Constructed by all workers.
 
@@ -108,7 +117,7 @@ class TiedWeights:
             for key in group[1:]
             if key in own and own[key] is not own.get(group[0])
         }
-        self._before: list[list[Tensor | None]] = []
+        self._before: list[list[_Earlier]] = []
         holders = sorted({w for group in names for key in group for w in _holding(key, said)})
         self._used = self._counting(holders) if holders else None
 
@@ -123,10 +132,13 @@ class TiedWeights:
 
     def begin(self) -> None:
         """Begin a step: put the gradients of earlier ones, which are added already, aside."""
-        self._before = [[p.grad for p in tie.parameters] for tie in self._ties]
-        for tie in self._ties:
-            for p in tie.parameters:
-                p.grad = None
+        every = [p for tie in self._ties for p in tie.parameters]
+        for reducer in dict.fromkeys(filter(None, map(reducer_of, every))):
+            if reducer.enabled and reducer.unsummed:  # of no_sync() before
+                reducer.reduce()
+        self._before = [[_earlier(p) for p in tie.parameters] for tie in self._ties]
+        for p in every:
+            p.grad = None
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
@@ -148,7 +160,9 @@ class TiedWeights:
                 continue
             if not count:
                 for p, was in zip(tie.parameters, before, strict=True):
-                    p.grad = was
+                    p.grad = was.later if was.added is None else was.added
+                    if was.added is not None:
+                        _keep(p, was.later)
                 continue
             sums: dict[str, Tensor] = {}
             for name, held in tie.held.items():
@@ -158,9 +172,32 @@ class TiedWeights:
             for name, total in _summed(tie, sums, self._backend).items():
                 for p in tie.held[name]:
                     was, summed = next(old), _is_summed(p)
-                    p.grad = total.clone() if was is None else was + total
+                    p.grad = total.clone() if was.added is None else was.added + total
                     if summed:
                         p.grad._linop_is_summed = True  # type: ignore[attr-defined]
+                    else:
+                        _keep(p, was.later)
+
+
+def _earlier(p: Tensor) -> _Earlier:
+    """The gradients of a parameter before a step."""
+    reducer = reducer_of(p)
+    if reducer is None or reducer.enabled or p.grad is None:
+        return _Earlier(p.grad, None)
+    if _is_summed(p):
+        return _Earlier(None, p.grad)
+    return _Earlier(p.grad, reducer.aside(p))
+
+
+def _keep(p: Tensor, later: Tensor | None) -> None:
+    """Have the gradient of a parameter summed over its replicas, if it has some, by the next sum.
+
+    Args:
+        later: what is added to that sum.
+    """
+    reducer = reducer_of(p)
+    if reducer is not None and not reducer.enabled:
+        reducer.keep(p, later)
 
 
 def _is_summed(p: Tensor) -> bool:
