@@ -8,7 +8,8 @@ gradients of it are there. Buckets start in one order on all workers.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,15 +52,28 @@ class _Bucket:
         self.flat_plan: Flat
 
 
-def _node(p: Tensor) -> Any:
-    """The node that adds to a parameter's gradient; of one that is frozen, too."""
-    if p.requires_grad:
-        return get_gradient_edge(p).node
+@contextmanager
+def _thawed(p: Tensor) -> Iterator[None]:
+    """Context in which a parameter, which may be frozen, has a node and hooks."""
+    before = p.requires_grad
     p.requires_grad_(True)
     try:
-        return get_gradient_edge(p).node
+        yield
     finally:
-        p.requires_grad_(False)
+        p.requires_grad_(before)
+
+
+def _node(p: Tensor) -> Any:
+    """The node that adds to a parameter's gradient; of one that is frozen, too."""
+    with _thawed(p):
+        return get_gradient_edge(p).node
+
+
+def _after_accumulation(p: Tensor, hook: Callable[[Any], None]) -> Any:
+    """The handle of a hook after a gradient was added to that of a parameter; of one that is
+    frozen, too, which may be thawed again."""
+    with _thawed(p):
+        return p.register_post_accumulate_grad_hook(hook)
 
 
 class ReducerOf(weakref.ref["Reducer"]):
@@ -136,7 +150,7 @@ class Reducer:
         for handle in self._added_handles:
             handle.remove()
         self._added_handles = [
-            p.register_post_accumulate_grad_hook(self._hook(Reducer._added, k))
+            _after_accumulation(p, self._hook(Reducer._added, k))
             for k, p in enumerate(self._parameters)
         ]
         for p in self._parameters:
