@@ -332,8 +332,15 @@ class DataParallel(torch.nn.Module):
                 not ignored, or a sum of weights of classes.
 
         Raises:
-            ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
+            ArgumentError: a worker gives no number from 0, or all give 0; or gradients are
+                divided already, by reduction="mean"; on every worker.
         """
+        if self._options["reduction"] == "mean":
+            raise ArgumentError(
+                "DataParallel.share: gradients that are sums over the workers expected, and "
+                "reduction='mean' divides them: leave the share out, or construct with "
+                "reduction='sum'"
+            )
         agreement, doing = agreement_of(self.backend), "call linop.strategies.DataParallel.share"
         try:
             number = math.nan if isinstance(rows, bool | str) else float(rows)
