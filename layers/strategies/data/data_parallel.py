@@ -186,6 +186,11 @@ class DataParallel(torch.nn.Module):
         """Another one, of a copy of the module. Collective."""
         copied = DataParallel(copy.deepcopy(self.module, memo), self.axis, **self._options)
         memo[id(self)] = copied
+        own = vars(copied)
+        kept = {k: v for k, v in vars(self).items() if "_hook" in k or k not in own}
+        kept.pop("_compiled_call_impl", None)  # torch's modules have it copied by nobody
+        own.update(copy.deepcopy(kept, memo))
+        copied.training = self.training  # the module has its own, which stays
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
