@@ -4,6 +4,8 @@ are taken as they are."""
 from __future__ import annotations
 
 import importlib.util
+import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ import linop
 from linop.backends import Backend
 from linop.errors import ArgumentError, LinopError, ShapeError
 from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
+from linop.strategies.data.mean_losses import MeanLossWarning
 from support.draws import FEW
 from support.requirements import needs_mpi
 from support.strategies.expert_nets import (
@@ -111,6 +114,23 @@ def test_mixtral_on_ranks() -> None:
     on_ranks(2, is_mixtral, "Mixtral", 1)
 
 
+def test_means_are_not_advised() -> None:
+    """Nor warned of, where the user has chosen sums."""
+
+    def main(backend: Backend, reduction: Any) -> None:
+        mesh = Mesh(backend, dp=2, ep=2)
+        ep = ExpertParallel(mesh["ep"], mesh["dp"])
+        net = DataParallel(ep.parallelize(Block(3, 1, 2)), mesh["dp", "ep"], reduction=reduction)
+        net(torch.zeros(4, 2).double()).mean().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linop.launch(partial(main, reduction="sum"), 4, "threads")
+    with pytest.warns(MeanLossWarning, match=r"Give loss \* net\.share") as caught:
+        linop.launch(partial(main, reduction=None), 4, "threads")
+    assert len([one for one in caught if one.category is MeanLossWarning]) == 1
+
+
 def test_mistakes() -> None:
     def main(backend: Backend) -> None:
         mesh = Mesh(backend, dp=2, ep=2)
@@ -128,6 +148,10 @@ def test_mistakes() -> None:
         net = ep.parallelize(Block(3, 1, 2))
         with pytest.raises(ArgumentError, match="no module of Block is one of stacked experts"):
             ep.parallelize(net)
+        with pytest.raises(ArgumentError, match=r"of experts \('experts\.bias'\) are sums"):
+            DataParallel(net, mesh["ep"], reduction="mean")
+        with pytest.raises(ArgumentError, match=r"gradients of experts \('experts'\) are sums"):
+            fully_shard(net, mesh["dp"], reduction="mean")
         with pytest.raises(ArgumentError, match="to ExpertParallel, as data=mesh"):
             DataParallel(net, mesh["dp", "ep"])
         with pytest.raises(ArgumentError, match="is a block that a linop"):

@@ -20,7 +20,7 @@ from linop.spaces.region import integer
 from linop.strategies.data.batch_norm import is_torchs, sync_batch_norm
 from linop.strategies.data.batches import iterated
 from linop.strategies.data.bucket import MEBIBYTE, Flat
-from linop.strategies.data.mean_losses import Hint, reduction_checked
+from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
 from linop.strategies.data.operators import replication, summation
 from linop.strategies.data.reducer import Reducer
 from linop.strategies.data.replicas import (
@@ -56,8 +56,9 @@ class DataParallel(torch.nn.Module):
         server: the parameters are worker `server`'s of the axis, B θ on the others: it alone gets
             gradients (others None), and its updates are broadcast before the next forward.
         reduction: "mean": gradients are divided by the number of workers, as by torch's
-            DistributedDataParallel, whatever their batches' sizes; or "sum". By default it is the
-            sum, too, with a warning, once, if the loss is a mean.
+            DistributedDataParallel, whatever their batches' sizes; not with experts, whose
+            gradients are sums that nobody divides; or "sum". By default it is the sum, too, with a
+            warning, once, if the loss is a mean.
         broadcast_buffers: at each forward of training take the buffers of worker 0 (such as running
             means).
         init_sync: take parameters and buffers of worker 0 at construction; False: they are to be
@@ -123,6 +124,7 @@ class DataParallel(torch.nn.Module):
                     f"copies are equal after its broadcast"
                 )
             self._apart = summed_already(module, self.axis)
+            mean_checked(reduction, self._apart)
             parameters = module_checked(module, self.backend, self._apart)
             operator(1, torch.float64)
             sums = algorithm, server, reduction, bucket_cap_mb
@@ -165,7 +167,7 @@ class DataParallel(torch.nn.Module):
         self._hint = None
         if reduction is None and self.workers > 1 and self.axis.index == 0:
             cure = "loss * net.share(len(rows)) for any"
-            self._hint = Hint(_NAME, self.workers, cure)
+            self._hint = Hint(_NAME, self.workers, cure, bool(self._apart))
 
     def _own(self, module: Any) -> dict[str, Tensor]:
         """The parameters that this axis has copies of: not those of experts that are cut over
@@ -229,7 +231,7 @@ class DataParallel(torch.nn.Module):
         self._before_forward()
         result = self.module(*arguments, **options)
         if self._hint is not None:
-            self._hint.expect()
+            self._hint.expect(result)
         return result
 
     def _thaw(self) -> None:

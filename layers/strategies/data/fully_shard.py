@@ -19,7 +19,7 @@ from linop.layers.parameters.torch_guards import replace as mark_replaced
 from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
-from linop.strategies.data.mean_losses import Hint, reduction_checked
+from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
 from linop.strategies.data.members import Member, rows, shard_marked
 from linop.strategies.data.precision import Inputs, dtype_checked
 from linop.strategies.data.replicas import agree, check_equal, described
@@ -70,7 +70,8 @@ def fully_shard(
             summed while backward computes the calls before it, as many.
         offload: shards, and so their gradients and the optimizer's state, are in host memory.
         reduction: as of `linop.strategies.DataParallel`: "mean" divides gradients by the number of
-            workers; "sum", the default, does not, and by default a mean loss is warned of, once.
+            workers, and is refused where there are experts; "sum", the default, does not, and by
+            default a mean loss is warned of, once.
         param_dtype: of whole parameters, such as torch.bfloat16; of the inputs of the module's
             forward, too, which are converted. By default that of the shards, which keep theirs, as
             the optimizer's state does.
@@ -102,6 +103,7 @@ def fully_shard(
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
         reduction_checked(reduction)
+        mean_checked(reduction, _experts(module) if axis.size > 1 else ())
         dtype_checked("param_dtype", param_dtype)
         dtype_checked("reduce_dtype", reduce_dtype)
         options = reshard_after_forward, ahead, offload, reduction
@@ -120,7 +122,8 @@ def fully_shard(
         if reduction is None and axis.size > 1 and axis.index == 0:
             cure = "loss * len(rows) / (rows of all workers) for any"
             # One hint for all calls over the axis.
-            hint = axis.backend.kept.get(Hint) or Hint(_NAME, axis.size, cure)
+            hint = axis.backend.kept.get(Hint)
+            hint = hint or Hint(_NAME, axis.size, cure, bool(_experts(module)))
             unit.hint = axis.backend.kept.setdefault(Hint, hint)
         pairs = zip(unit.members, parameters, strict=True)
         unit.have_shards([_shard(member, p, axis, offload) for member, p in pairs])
@@ -168,6 +171,15 @@ def _collect(
             names.setdefault(p, name)
     if not places and hasattr(module, "_linop_units"):
         raise ArgumentError("the module is sharded already")
+
+
+def _experts(module: Any) -> list[str]:
+    """Names of modules whose gradients are sums over the rows of all workers of another axis."""
+    return [
+        name or type(one).__name__
+        for name, one in module.named_modules()
+        if getattr(one, "sums_over_axis", False) and one.axis.size > 1
+    ]
 
 
 def _across(block: Block, axis: Axis) -> bool:

@@ -8,22 +8,28 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from linop.errors import ArgumentError
 
 _MEAN = 1
 """torch's number for ``reduction="mean"``."""
-_THROUGH = ("Add", "Alias", "Clone", "Reshape", "Squeeze", "Sum", "ToCopy", "Unsqueeze", "View")
+_THROUGH = ("Add", "Alias", "Clone", "Reshape", "Squeeze", "ToCopy", "Unsqueeze", "View")
 """Beginnings of the names of nodes that keep a mean one. A factor or a divisor means that somebody
-has thought of it."""
+has thought of it; a sum of means is one over something else than the rows."""
+_MARK = "linop.strategies: hint"
+"""Key of what nodes of a module's output know."""
 _FAR = 64
-"""Nodes that are looked at."""
+"""Nodes that are looked at for a mean."""
+_REACH = 4096
+"""Nodes between a loss and the output that it is of, at most."""
 
 
 class MeanLossWarning(UserWarning):
@@ -40,6 +46,25 @@ def reduction_checked(reduction: Any) -> None:
         raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
 
 
+def mean_checked(reduction: Any, experts: Collection[str]) -> None:
+    """Check that gradients can be means over the workers.
+
+    Args:
+        experts: names of parameters or modules whose gradients are sums over the rows of all
+            workers already.
+
+    Raises:
+        ArgumentError: reduction is "mean", and there are such.
+    """
+    if reduction == "mean" and experts:
+        raise ArgumentError(
+            f"reduction='mean', and the gradients of experts ({min(experts)!r}) are sums "
+            f"over the rows of all workers, which nobody divides; 'sum' expected, and a loss that "
+            f"is a term of the whole one: loss * net.share(len(rows)) of DataParallel, or loss * "
+            f"len(rows) / (rows of all workers)"
+        )
+
+
 class Hint:
     """The hint of a module, that is given at most once.
 
@@ -47,37 +72,54 @@ class Hint:
         name: of what sums its gradients.
         workers: over how many.
         cure: text for the user, of another way than ``reduction="mean"``.
+        experts: True: the module has some, and ``reduction="mean"`` is none of the ways.
     """
 
-    def __init__(self, name: str, workers: int, cure: str) -> None:
-        self._name, self._workers, self._cure = name, workers, cure
+    def __init__(self, name: str, workers: int, cure: str, experts: bool = False) -> None:
+        self._name, self._workers, self._cure, self._experts = name, workers, cure, experts
         self._given = False
         _watch_backward()
 
-    def expect(self) -> None:
-        """Look at the loss of this thread's next backward."""
-        if not self._given and torch.is_grad_enabled():
-            _LOCAL.hint = weakref.ref(self)
+    def expect(self, result: Any) -> None:
+        """Look at the loss of this thread's next backward, if it is of a result.
+
+        Args:
+            result: of the module's forward.
+        """
+        if self._given or not torch.is_grad_enabled():
+            return
+        # torch keeps this with the node, and Python has no weak references to nodes.
+        nodes = [x.grad_fn for x in tree_leaves(result) if isinstance(x, Tensor) and x.grad_fn]
+        for node in nodes:
+            node.metadata[_MARK] = id(self)
+        if nodes:
+            _LOCAL.hints[id(self)] = weakref.ref(self)
 
     def look(self, loss: Any) -> None:
-        """Warn if a loss is a mean."""
+        """Warn if a loss of the module's is a mean."""
+        of_module = _leads_to(loss, id(self))
+        if of_module is False:
+            return
         self._given = True
-        if node := next(_means(loss), ""):
+        if of_module and (node := next(_means(loss), "")):
+            equal = "" if self._experts else "reduction='mean' for equal batches; "
             warnings.warn(
                 f"{self._name}: the loss is a mean ({node}), and gradients are sums over "
                 f"{self._workers} workers: {self._workers} times those of torch's "
-                f"DistributedDataParallel. Give reduction='mean' for equal batches; {self._cure}; "
+                f"DistributedDataParallel. Give {equal}{self._cure}; "
                 f"or reduction='sum', where this is meant",
                 MeanLossWarning,
                 stacklevel=4,  # who calls Tensor.backward
             )
 
     def __deepcopy__(self, memo: object) -> Hint:
-        return Hint(self._name, self._workers, self._cure)
+        return Hint(self._name, self._workers, self._cure, self._experts)
 
 
 class _Local(threading.local):
-    hint: Callable[[], Hint | None] | None = None
+    def __init__(self) -> None:
+        self.hints: dict[int, Callable[[], Hint | None]] = {}
+        """Of forwards since the last backward."""
 
 
 _LOCAL = _Local()
@@ -90,13 +132,30 @@ def _watch_backward() -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **options: Any) -> Any:
-        if _LOCAL.hint is not None:
-            known, _LOCAL.hint = _LOCAL.hint(), None
+        while _LOCAL.hints:
+            known = _LOCAL.hints.popitem()[1]()
             if known is not None and grad_tensors is None and isinstance(tensors, torch.Tensor):
                 known.look(tensors)
         return original(tensors, grad_tensors, *arguments, **options)
 
     torch.autograd.backward = backward
+
+
+def _leads_to(loss: Tensor, mark: int) -> bool | None:
+    """True if a loss is of marked nodes; None if it has too many nodes to tell."""
+    nodes = deque([loss.grad_fn])
+    known: set[Any] = set()
+    while nodes:
+        node = nodes.popleft()
+        if node is None or node in known:
+            continue
+        if node.metadata.get(_MARK) == mark:
+            return True
+        if len(known) == _REACH:
+            return None
+        known.add(node)
+        nodes += [after for after, _ in node.next_functions]
+    return False
 
 
 def _means(loss: Tensor) -> Iterator[str]:

@@ -389,9 +389,9 @@ class Unit:
                 found = call if found is None or found.whole is None else found
         return found
 
-    def leave(self, *unused: Any) -> None:
+    def leave(self, module: Any, arguments: Any, result: Any) -> None:
         """After forward: put the shards in place."""
-        del unused
+        del module, arguments
         if not self._open:
             return  # forward's collective failed
         entered = self._open.pop()
@@ -403,7 +403,7 @@ class Unit:
         if whole is call.whole and call is not self.held:
             call.whole = None  # the graph has what it needs
         if self.hint is not None:
-            self.hint.expect()
+            self.hint.expect(result)
         self.put(self._open[-1][1] if self._open and self._open[-1] else self._resting)
 
     def used(self, *unused: Any) -> None:

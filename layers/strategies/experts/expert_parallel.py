@@ -79,7 +79,10 @@ class ExpertParallel:
     def _parallel(self, whole: Module) -> Module:
         one = ParallelExperts(self.axis, whole, self.capacity_factor).train(whole.training)
         copied = self.data is not None and self.data.size > 1
-        return DataParallel(one, self.data) if copied and self.axis.size > 1 else one
+        if not copied or self.axis.size == 1:
+            return one
+        # The net's own DataParallel warns of means, if anything does.
+        return DataParallel(one, self.data, reduction="sum")
 
     def _found(
         self, net: Module, names: str | Sequence[str] | None
