@@ -172,6 +172,19 @@ def test_what_cannot_be() -> None:
         if what == "class":
             net[2] = torch.nn.GroupNorm(2, 32)
             parallelize_module(net, axis, {"2": SequenceParallel(0)}, shards=8)
+        if what in ("mean", "half", "norm"):
+            if what == "half":
+                net = net.bfloat16()
+            if what == "norm":
+                net[2] = linop.strategies.sync_batch_norm(torch.nn.BatchNorm1d(32), axis)
+            reduction = "mean" if what == "mean" else "sum"
+            model = linop.strategies.DataParallel(net, axis, reduction=reduction)
+            VirtualShards(axis).step(model, squares, *batch(0, 8))
+        if what in ("shards of means", "shards of halves"):
+            option: dict[str, Any] = {"param_dtype": torch.bfloat16}
+            option = {"reduction": "mean"} if "means" in what else option
+            model = linop.strategies.fully_shard(net, axis, **option)
+            VirtualShards(axis).step(model, squares, *batch(0, 8))
         if what == "entropy":
             CrossEntropyLoss(axis, shards=3)
         if what == "mine":
@@ -181,6 +194,15 @@ def test_what_cannot_be() -> None:
         ("shards", ArgumentError, "a power of two that 2 workers divide expected, given shards=6"),
         ("rows", ArgumentError, r"at least 8 rows expected, given a tensor of shape \(7, 16\)"),
         ("plain", ArgumentError, r"DataParallel\(net, axis\), or a net of fully_shard, expected"),
+        ("mean", ArgumentError, "bits depend on the number of workers: reduction='mean'"),
+        ("shards of means", ArgumentError, "bits depend .* reduction='mean'"),
+        (
+            "half",
+            ArgumentError,
+            r"parameters \['module\.0\.weight'.* of torch\.bfloat16, whose",
+        ),
+        ("shards of halves", ArgumentError, "leave param_dtype and reduce_dtype out"),
+        ("norm", ArgumentError, "batch norms over the rows of all workers"),
         ("copies", ArgumentError, "let each module have an input that is split"),
         ("uneven", PartitionError, "8 features for 16 shards; as many for each expected"),
         ("class", ArgumentError, "let each module|is not cut into shards"),

@@ -189,6 +189,11 @@ class Unit:
         self._have([one._replace(space=converted(one.space, dtype)) for one in self.members])
 
     @property
+    def is_of_one_dtype(self) -> bool:
+        """True if whole parameters, and sums of their gradients, have the dtype of the shards."""
+        return self._exact is self._bridge
+
+    @property
     def _parameters(self) -> dict[str, Tensor]:
         return dict(zip(self.spaces, self.shards, strict=False))  # none yet while it is made
 

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.dtypes import summed_dtype
 from linop.errors import ArgumentError, expect
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
+from linop.strategies.data.batch_norm import SyncBatchNorm
 from linop.strategies.data.bucket import Flat
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.operators import replication
@@ -92,8 +94,12 @@ class VirtualShards:
             The loss, the sum of all terms, without graph; the same bits on all workers.
 
         Raises:
-            ArgumentError: the model is of other strategies, or the batch too small.
+            ArgumentError: the model is of other strategies, or the batch too small; or its bits
+                would depend on the number of workers: parameters or sums in half precision,
+                gradients divided by that number (reduction="mean"), batch norms over all workers.
         """
+        expect("VirtualShards.step: model", model, torch.nn.Module)
+        _check_bits(model)
         wide = self.axis is not None and self.axis.size > 1
         whole = self._gradients_apart(model) if wide else nullcontext()
         parts = self.parts(*batch)
@@ -117,7 +123,6 @@ class VirtualShards:
 
     def _gradients_apart(self, model: Any) -> Any:
         """The context in which gradients stay this worker's."""
-        expect("VirtualShards.step: model", model, torch.nn.Module)
         inner = model.modules()
         sharded = any(getattr(one, "_linop_units", ()) for one in inner)
         if isinstance(model, DataParallel) == sharded or not hasattr(model, "no_sync"):
@@ -171,6 +176,35 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         found = b if a is None else a
         return None if found is None else found + 0
     return a + b
+
+
+def _check_bits(model: Any) -> None:
+    """Check that nothing in a model has other bits on other numbers of workers.
+
+    Raises:
+        ArgumentError: something has.
+    """
+    every = [*model.modules()]
+    units = [unit for one in every for unit in getattr(one, "_linop_units", ())]
+    trained = {n: p.dtype for n, p in model.named_parameters() if p.requires_grad}
+    reductions = [one._options["reduction"] for one in every if isinstance(one, DataParallel)]
+    if "mean" in reductions or any(unit.terms > 1 for unit in units):
+        found = "reduction='mean', which divides by the number of workers: 'sum' expected"
+    elif narrow := [name for name, dtype in trained.items() if summed_dtype(dtype) != dtype]:
+        found = (
+            f"parameters {narrow[:8]} of {trained[narrow[0]]}, whose sums over workers are rounded "
+            f"when they end: float32 or float64 expected"
+        )
+    elif mixed := [unit.name for unit in units if not unit.is_of_one_dtype]:
+        found = (
+            f"{mixed[0]} of fully_shard with parameters or sums in another dtype than its shards: "
+            f"leave param_dtype and reduce_dtype out"
+        )
+    elif any(isinstance(one, SyncBatchNorm) and one._axis.size > 1 for one in every):
+        found = "batch norms over the rows of all workers: norms of one shard's rows expected"
+    else:
+        return
+    raise ArgumentError(f"VirtualShards.step: bits depend on the number of workers: {found}")
 
 
 def check_tree(axis: Axis | None, name: str) -> None:
