@@ -295,8 +295,10 @@ class Unit:
     def values(self) -> list[Tensor]:
         """The whole parameters in the dtype of the shards, without a graph. Collective."""
         self._convert()
-        if self._exact is self._bridge:
+        if self.is_of_one_dtype:
             return self.gathered()
+        if self._ahead is not None:  # by the bridge that this may be, too
+            self.drop()
         with torch.no_grad():
             return self._arrived(self._exact.run(self._sent()))
 
