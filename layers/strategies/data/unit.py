@@ -152,7 +152,7 @@ class Unit:
         """The shards, and a row of their uses, with a digest of what all workers have to have done
         alike."""
         if self.axis.size == 1:
-            return [*noted(self.shards)]
+            return [*noted(self.shards, self.alike * self.terms)]
         versions = self.versions()
         with torch._C.DisableTorchFunctionSubclass():
             frozen = [name for name, p in self._parameters.items() if not p.requires_grad]
@@ -162,7 +162,8 @@ class Unit:
             "parameters without requires_grad": frozen,
         }
         self._seen = versions
-        return [*noted(self.shards), gathered_digest(self._facts, plain(self.shards[0]))]
+        sent = noted(self.shards, self.alike * self.terms)
+        return [*sent, gathered_digest(self._facts, plain(self.shards[0]))]
 
     def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
         """The whole parameters of what was gathered.
@@ -272,17 +273,8 @@ class Unit:
         # A checkpoint that keeps results of operators would keep the whole parameters.
         with unrecorded() if in_checkpoint() else nullcontext():
             if token is not None:
-                found = self._arrived(ended(self._bridge, token, self.name))
-            else:
-                found = self._arrived(applied(self._bridge, self._sent(), self.name))
-        if self.alike * self.terms > 1:
-            for copy in found:
-                if copy.requires_grad:
-                    copy.register_hook(self._part)
-        return found
-
-    def _part(self, gradient: Tensor) -> Tensor:
-        return gradient / (self.alike * self.terms)
+                return self._arrived(ended(self._bridge, token, self.name))
+            return self._arrived(applied(self._bridge, self._sent(), self.name))
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""

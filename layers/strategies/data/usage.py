@@ -32,14 +32,19 @@ def use_space(members: Sequence[TensorSpace]) -> TensorSpace:
     return TensorSpace((group.size, len(members)), group, members[0].dtype, [0], _NAME)
 
 
-def noted(shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def noted(shards: Sequence[Tensor], terms: int = 1) -> tuple[Tensor, ...]:
     """Shards, and a row of numbers, to be gathered; in backward a shard gets no gradient if the
-    row's gradient is zero for it."""
+    row's gradient is zero for it.
+
+    Args:
+        terms: number that the sums of gradients are divided by, in the dtype of the shards: parts
+            of half precision would be rounded before they are summed.
+    """
     row = plain(shards[0]).new_zeros(1, len(shards))
     if not _in_graph():
         return *map(plain, shards), row
     with torch._C.DisableTorchFunctionSubclass():
-        found: tuple[Tensor, ...] = _Shards.apply(row, *shards)
+        found: tuple[Tensor, ...] = _Shards.apply(row, terms, *shards)
     return found
 
 
@@ -58,20 +63,24 @@ def _in_graph() -> bool:
 
 
 class _Shards(torch.autograd.Function):
-    """``_Shards.apply(row, *shards)``: the shards, and the row."""
+    """``_Shards.apply(row, terms, *shards)``: the shards, and the row."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, *shards: Tensor) -> Any:
+    def forward(ctx: Any, row: Tensor, terms: int, *shards: Tensor) -> Any:
+        ctx.terms = terms
         return *(shard.view_as(shard) for shard in shards), row
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         *given, counts = gradients
         pairs = zip(given, counts[0].tolist(), strict=True)
-        return None, *(gradient if count else None for gradient, count in pairs)
+        sums = (gradient if count else None for gradient, count in pairs)
+        if ctx.terms == 1:
+            return None, None, *sums
+        return None, None, *(None if one is None else one / ctx.terms for one in sums)
 
     @staticmethod
-    def jvp(ctx: Any, row: Tensor, *tangents: Tensor) -> Any:
+    def jvp(ctx: Any, row: Tensor, terms: None, *tangents: Tensor) -> Any:
         return *tangents, row
 
 
