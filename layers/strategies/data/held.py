@@ -7,9 +7,9 @@ They are leaves of the graphs of these forwards, which keep references to them a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -42,7 +42,18 @@ class Held:
         """Gradients of half precision, added in single precision."""
         for k, leaf in enumerate(self.leaves):
             if leaf.requires_grad and summed_dtype(leaf.dtype) != leaf.dtype:
-                leaf.register_post_accumulate_grad_hook(partial(self._add, k))
+                leaf.register_post_accumulate_grad_hook(self._hook(k))
+
+    def _hook(self, k: int) -> Callable[[Tensor], None]:
+        """A hook of a leaf. Python's collector does not see that a leaf holds its hooks: one that
+        held this object, which has the leaf, would keep both for ever."""
+        known = WeakMethod(self._add)
+
+        def hook(leaf: Tensor) -> None:
+            if (add := known()) is not None:
+                add(k, leaf)
+
+        return hook
 
     def _add(self, k: int, leaf: Tensor) -> None:
         assert leaf.grad is not None
