@@ -16,7 +16,8 @@ class Traceable(torch.nn.Module):
     """Base class of layers whose calls torch's tracers record: local torch between plans.
 
     What workers agree on is agreed while torch traces, for the shapes of that trace; the compiled
-    call compares nothing.
+    call compares nothing. It has the attributes of that trace, too: the compiler looks at the key
+    alone, and does not trace again when others than parameters and buffers are set.
 
     Attributes:
         key: a word by which compiled code tells layers apart.

@@ -119,7 +119,8 @@ def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
 
 class Module(torch.nn.Module):
     """`apply` as a module, without parameters: ``Module(op)(x)``. torch.compile and torch.export
-    record it as ``torch.ops.linop.plan``, whose backward is the plan of the adjoint."""
+    record it as ``torch.ops.linop.plan``, whose backward is the plan of the adjoint. Compiled code
+    follows if `op` is set to another one; an exported program keeps the first."""
 
     def __init__(self, op: LinearOperator | BoundPlan, backend: Backend | None = None) -> None:
         super().__init__()
@@ -130,6 +131,11 @@ class Module(torch.nn.Module):
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         self.key = new_key()  # a copy is another module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("op", "backend"):
+            self.key = new_key()  # compiled code knows the module by it
 
     def forward(self, x: Any = None) -> Any:
         """See `apply`."""

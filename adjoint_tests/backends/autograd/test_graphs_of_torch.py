@@ -51,6 +51,27 @@ def test_operators_are_nodes_of_one_graph() -> None:
     assert torch.autograd.gradgradcheck(net, XS.clone().requires_grad_())
 
 
+def test_another_operator_is_traced_again() -> None:
+    net = net_of(3)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(XS), 3 * XS.tanh())
+    net[1].op = 7 * linop.identity(X)
+    assert torch.equal(compiled(XS), 7 * XS.tanh())
+
+
+def test_attributes_of_layers_are_those_of_the_trace() -> None:
+    """As the docs say: a copy, or a reset, has others."""
+    norm = linop.layers.LayerNorm(linop.Partition((1, 1)), 4).double()
+    x = torch.stack([XS, XS.square()])
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+    compiled(x)
+    norm.eps = 1.0
+    copied = torch.compile(copy.deepcopy(norm), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(copied(x), norm(x))
+    torch.compiler.reset()
+    torch.testing.assert_close(compiled(x), norm(x))
+
+
 def test_shapes_alone() -> None:
     """Of tensors without values."""
     with torch._subclasses.FakeTensorMode() as mode:

@@ -109,7 +109,7 @@ DATA_PARALLEL = (
         "stages of pipelines side by side wait for each other while their shapes are found",
         "order",
         "linop.strategies.data.unit:Unit._called",
-        'getattr(_LOCAL, "shapes_only", False)',
+        "only_shapes()",
         "False",
         BESIDE,
     ),

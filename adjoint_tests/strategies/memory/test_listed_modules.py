@@ -24,7 +24,14 @@ from torch import nn
 from linop.errors import ArgumentError
 from linop.strategies import checkpoint, offload
 from support.requirements import needs_mpi
-from support.strategies.memory.listed_modules import Layer, batch, owner, results, saves_sharded
+from support.strategies.memory.listed_modules import (
+    Layer,
+    batch,
+    gives_up_gathered,
+    owner,
+    results,
+    saves_sharded,
+)
 from support.strategies.memory.saved_memory import Held
 from support.workers import on_ranks, on_threads
 
@@ -136,6 +143,11 @@ def test_sharded_members(before: bool, away: bool) -> None:
 @needs_mpi
 def test_sharded_members_on_ranks() -> None:
     on_ranks(2, saves_sharded, True, False)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_gathered_parameters_are_given_up(workers: int) -> None:
+    on_threads(workers, gives_up_gathered)
 
 
 def test_other_parameters() -> None:

@@ -12,6 +12,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
+import numpy
 import torch
 
 from linop.errors import ArgumentError
@@ -39,6 +40,19 @@ def test_batches(contract: Any) -> None:
 def test_results_that_differ() -> None:
     with pytest.raises(ArgumentError, match="as many rows expected, or the same tensor for all"):
         joined([torch.ones(3, 2), torch.zeros(3, 2)], [4, 4])
+    with pytest.raises(ArgumentError, match="rows are in the first dimension, whichever it is in"):
+        joined([torch.ones(5, 4), torch.zeros(5, 4)], [4, 4])
+    for other in (object(), 1.5, torch.ones(2), {"b": 1}, numpy.ones(2), (torch.ones(2), None)):
+        kept = {"y": torch.ones(2), "other": other}
+        if not isinstance(other, torch.Tensor):
+            assert joined([kept, kept], [2, 2])["y"].shape == (4,)
+        with pytest.raises(ArgumentError, match=r"differ|several .*expected, or what is the same"):
+            joined([kept, {"y": torch.ones(2), "other": 2.5}], [2, 2])
+    assert joined([numpy.ones(2), numpy.ones(2)], [2, 2]).shape == (2,)
+    with pytest.raises(ArgumentError, match=r"values of several structures.*expected"):
+        joined([(torch.ones(2),), (torch.ones(2), torch.ones(2))], [2, 2])
+    with pytest.raises(ArgumentError, match=r"objects that differ .*return numbers as tensors"):
+        joined([3.0, 4.0], [2, 2])
 
 
 def test_classes_that_are_not_known() -> None:

@@ -16,13 +16,15 @@ from linop.operators.algebra import in_steps
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.strategies.data.operators import replication
+from linop.strategies.data.unit import only_shapes
 from linop.strategies.mesh import Axis
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
     """torch's module, whose mean and variance in training are of the rows of all workers of an
     axis, however many each has. `sync_batch_norm` makes it, of one of torch's: it is called, and
-    saved, as that is. Collective in training.
+    saved, as that is. Collective in training; in evaluation, as torch's, each worker's own, with
+    the statistics of its own rows if none are tracked.
 
     The sums are E E.H of each worker's: an all-reduce of copies, which is its own adjoint.
     """
@@ -40,9 +42,12 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             ValueError: it has fewer dimensions; or all workers together have one value for each
                 channel.
         """
-        if self._axis.size == 1 or not (self.training or self.running_mean is None):
-            return super().forward(input)
+        if self._axis.size == 1 or not self.training:
+            # Not that of torch's SyncBatchNorm, which asks torch.distributed for workers.
+            return super(torch.nn.SyncBatchNorm, self).forward(input)
         self._check_input_dim(input)
+        if only_shapes():
+            return torch.zeros_like(input)  # others do not come, and one row is enough
         dtype = summed_dtype(input.dtype)
         x = input.to(dtype)
         dims, shape = [d for d in range(x.ndim) if d != 1], (1, -1, *[1] * (x.ndim - 2))
@@ -101,6 +106,13 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         unbiased = variance * (count / (count - 1))
         for running, value in (self.running_mean, mean), (self.running_var, unbiased):
             running.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
+
+
+def as_torchs(module: Any) -> None:
+    """Let a norm of an axis be torch's again, in place; others stay."""
+    if type(module) is SyncBatchNorm:
+        module.__class__ = torch.nn.SyncBatchNorm
+        del module._axis, module._sums
 
 
 def _torchs(state: dict[str, Any]) -> torch.nn.SyncBatchNorm:

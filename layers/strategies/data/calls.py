@@ -72,6 +72,8 @@ class Call:
         self.versions = self.unit.versions()
         self.whole: Sequence[Tensor] | None = copies
         self._places = _places(copies)
+        for copy in copies:
+            _mark(copy)
 
     def _forget(self, gradients: Any) -> None:
         del gradients
@@ -101,6 +103,7 @@ class Call:
         self._places = _places(whole)
         for shard, tensor, requires in zip(self.unit.shards, whole, self._requires, strict=True):
             leaf = tensor.detach().requires_grad_(requires)
+            _mark(leaf)
             if shard.requires_grad:
                 leaf.register_hook(_lost)
             made.append(leaf)
@@ -118,6 +121,15 @@ class Call:
         self.saved = True
         lazy = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)
+
+
+def is_gathered(parameter: Tensor | None) -> bool:
+    """True of a whole parameter, whose memory is a call's to give up."""
+    return hasattr(parameter, "_linop_gathered")
+
+
+def _mark(whole: Any) -> None:
+    whole._linop_gathered = True
 
 
 def _places(tensors: Sequence[Tensor]) -> dict[int, int]:

@@ -32,6 +32,7 @@ from linop.strategies.data.replicas import (
     module_checked,
     summed_already,
 )
+from linop.strategies.data.unit import only_shapes
 from linop.strategies.mesh import Axis
 
 _NAME = "DataParallel"
@@ -261,6 +262,8 @@ class DataParallel(torch.nn.Module):
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
+        if only_shapes():
+            return  # as a pipeline's stage finds shapes, each replica at calls of its own
         if self.training and self._reducer.enabled and torch.is_grad_enabled():
             self._reducer.forwards += 1
         buffers = []

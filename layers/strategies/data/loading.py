@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -42,7 +43,10 @@ class Parts(Sampler[list[int]]):
         drop_last: leave out a last batch that is smaller.
 
     Attributes:
-        epoch: the number of the next pass over the data, which counts up by itself.
+        epoch: the number of the next pass over the data, which counts up as a pass begins. So all
+            workers begin the same passes: one that looks at a batch alone, as in
+            ``next(iter(batches))``, has other permutations from then on, and rows come twice or
+            never; after that let `set_epoch` set it on all workers.
 
     Raises:
         ArgumentError: `batch_size` is below 1, or `data` has no length.
@@ -107,12 +111,18 @@ def loader(
     these are).
 
     An empty part is a batch of no rows, of the shapes and dtypes of others: forward and backward of
-    it are those of the other workers, and its gradients are zeros.
+    it are those of the other workers, and its gradients are zeros. All workers begin the same
+    passes (`Parts.epoch`).
 
     Args:
         data: a dataset with indices.
         options: of DataLoader, such as ``num_workers`` and ``collate_fn``, which may use a worker's
             random numbers, but not those of others.
+
+    Raises:
+        ArgumentError: an argument is invalid; or parts may be empty, and batches are not of tensors
+            with rows in their first dimension (in tuples, lists, dicts or named tuples). Where they
+            may be, the first row is read for that.
     """
     for name in ("sampler", "batch_sampler"):
         if name in options:
@@ -120,12 +130,41 @@ def loader(
     parts = Parts(
         data, axis, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last
     )
-    collate = partial(_collated, options.pop("collate_fn", default_collate), data)
+    given = options.pop("collate_fn", None) or default_collate
+    _check_empty(given, data, axis.size, batch_size, drop_last)
+    collate = partial(_collated, given, data)
     return DataLoader(data, batch_sampler=parts, collate_fn=collate, **options)
+
+
+def _check_empty(collate: Any, data: Any, workers: int, batch_size: int, drop_last: bool) -> None:
+    """Check that there are batches of no rows, if there may be empty parts; on every worker, of
+    which those without a row would find out alone."""
+    last = 0 if drop_last else len(data) % batch_size
+    full = batch_size if len(data) >= batch_size else 0
+    fewest = min(filter(None, (last, full)), default=workers)
+    if fewest >= workers:
+        return
+    for rows in (1, 2):
+        for leaf in tree_leaves(collate([data[0] for _ in range(rows)])):
+            if leaf is None or (isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == rows):
+                continue
+            is_tensor = isinstance(leaf, Tensor)
+            what = f"a tensor of shape {tuple(leaf.shape)}" if is_tensor else type(leaf).__name__
+            cure = "drop_last=True" if batch_size >= workers else f"batch_size={workers} or more"
+            raise ArgumentError(
+                f"loader: a batch of {_rows(fewest)} leaves some of {workers} workers without a "
+                f"row; collate_fn gives {what} for {_rows(rows)}; tensors with rows in their first "
+                f"dimension expected, of which there are some without rows. Or give {cure}, or a "
+                f"DataLoader of batch_sampler=Parts(...) a collate_fn that takes an empty list"
+            )
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count > 1 else ''}"
 
 
 def _collated(collate: Any, data: Any, rows: Sequence[Any]) -> Any:
     """A batch; of no rows, that of the first one without it."""
     if rows:
         return collate(rows)
-    return tree_map_only(torch.Tensor, lambda x: x[:0], collate([data[0]]))
+    return tree_map_only(Tensor, lambda x: x[:0], collate([data[0]]))

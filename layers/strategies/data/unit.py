@@ -60,6 +60,11 @@ def shapes_only() -> Iterator[None]:
         _LOCAL.shapes_only = before
 
 
+def only_shapes() -> bool:
+    """True inside of `shapes_only`."""
+    return getattr(_LOCAL, "shapes_only", False)
+
+
 class Unit:
     """Parameters that are gathered together. Constructed by all workers of the axis.
 
@@ -362,7 +367,7 @@ class Unit:
             )
 
     def _called(self) -> Call:
-        if getattr(_LOCAL, "shapes_only", False):
+        if only_shapes():
             pairs = zip(self.members, self.shards, strict=True)
             return Call(self, [shard.new_zeros(one.space.global_shape) for one, shard in pairs])
         if self.prefetch:

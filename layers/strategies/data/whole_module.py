@@ -11,6 +11,7 @@ import torch
 from linop.errors import ArgumentError, expect
 from linop.layers.layer import Layer
 from linop.layers.parameters.partial_states import refuses_shards
+from linop.strategies.data.batch_norm import as_torchs
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.precision import Inputs
 
@@ -53,8 +54,11 @@ def full_module(module: Any) -> Any:
                 memo[id(shard)] = torch.nn.Parameter(found, requires_grad=shard.requires_grad)
     copied = copy.deepcopy(net, memo)
     for one in copied.modules():
-        for hooks in [v for v in one.__dict__.values() if isinstance(v, dict)]:
-            for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
+        as_torchs(one)
+        every = [v for name, v in vars(one).items() if "_hooks" in name and isinstance(v, dict)]
+        ours = {key for hooks in every for key, hook in hooks.items() if _is_ours(hook)}
+        for hooks in every:  # by the same numbers torch keeps how some are to be called
+            for key in ours & hooks.keys():
                 del hooks[key]
         if one.__dict__.pop("_linop_units", None) is not None:
             one.__dict__.pop("no_sync", None)

@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.utils.checkpoint import checkpoint as _torch_s
 
 from linop.errors import ArgumentError
+from linop.strategies.data.calls import is_gathered
 from linop.strategies.data.unit import Unit
 from linop.strategies.memory.chain import contexts
 from linop.strategies.memory.window import Series, Window
@@ -111,10 +112,15 @@ class _Saving:
                     f"in the model's configuration"
                 )
 
-        before = dict(self._module.named_parameters())
+        # Whole parameters of shards are gathered again: kept here, they would not be given up.
+        named_before = self._module.named_parameters()
+        before = {name: p for name, p in named_before if not is_gathered(p)}
+        units = _gathered_by(self._module)
 
         def call(*every: Any) -> Any:
             count = len(inputs)
+            for unit in units:
+                unit.used()
             with _reading(self._module, before):
                 return plain(*every[:count], **dict(zip(named, every[count:], strict=True)))
 
@@ -122,6 +128,26 @@ class _Saving:
         every = *inputs, *named.values()
         about = partial(contexts, [self._module])
         return _torch_s(call, *every, use_reentrant=False, context_fn=about)
+
+
+def _gathered_by(module: Module) -> list[Unit]:
+    """Units that have gathered a module's own parameters for its forward. Their hooks are around
+    that, and not around what is computed again."""
+    hooks = module._forward_pre_hooks.values()
+    units = {one: None for one in map(_owner, hooks) if isinstance(one, Unit)}
+    return [
+        unit
+        for unit in units
+        if any(
+            is_gathered(owner._parameters.get(name))
+            for member in unit.members
+            for owner, name in member.places
+        )
+    ]
+
+
+def _owner(hook: Any) -> Any:
+    return getattr(hook, "__self__", None)
 
 
 def _reading(module: Module, before: Mapping[str, Tensor]) -> AbstractContextManager[Any]:

@@ -4,6 +4,7 @@ micro-batches, and results of micro-batches that are joined again."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import Any, NamedTuple
 
@@ -166,21 +167,46 @@ def targets_cut(given: Given, sizes: Sequence[int]) -> Sequence[Any]:
 
 def joined(results: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Results of micro-batches as that of the batch, in tuples and dicts: the rows of tensors that
-    have some, numbers one after the other, and of others that are all equal the first.
+    have some, in their first dimension, numbers one after the other, and of others that are all
+    equal the first.
 
     Raises:
-        ArgumentError: others differ.
+        ArgumentError: others differ, or the structures do.
     """
     first = results[0]
+    if len({isinstance(one, torch.Tensor) for one in results}) > 1:
+        raise _differing("values of several kinds", results)
     if isinstance(first, torch.Tensor):
         return _joined(results, sizes)
     inner = members(first)
     if inner is None:
+        if not all(map(partial(_is_equal, first), results)):
+            raise _differing("objects that differ", results)
         return first
-    each = [list((members(one) or {}).values()) for one in results]
-    values = [joined(some, sizes) for some in zip(*each, strict=True)]
+    each = [members(one) or {} for one in results]
+    if any([*one] != [*inner] for one in each):
+        raise _differing("values of several structures", results)
+    values = [joined([one[key] for one in each], sizes) for key in inner]
     return (
         tuple(values) if isinstance(first, tuple | list) else dict(zip(inner, values, strict=True))
+    )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        same = one == other
+        return one is other or bool(same.all() if hasattr(same, "all") else same)
+    except Exception:  # of whatever the user's class does, as arrays do
+        return False
+
+
+def _differing(what: str, results: Sequence[Any]) -> ArgumentError:
+    words = [repr(one)[:40] for one in results[:3]]
+    return ArgumentError(
+        f"Pipeline: the last stage returns {what} for the micro-batches: {', '.join(words)}"
+        f"{', …' if len(results) > 3 else ''}; tensors expected, or what is the same for all, to "
+        f"make one result of them: return numbers as tensors, and no caches (use_cache=False, of "
+        f"transformers in the model's configuration)"
     )
 
 
@@ -194,6 +220,7 @@ def _joined(results: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         raise ArgumentError(
             f"Pipeline: the last stage returns tensors of shapes "
             f"{[tuple(x.shape) for x in results]} for micro-batches of {list(sizes)} rows; as many "
-            f"rows expected, or the same tensor for all, to make one result of them"
+            f"rows expected, or the same tensor for all, to make one result of them; rows are in "
+            f"the first dimension, whichever it is in inputs, of batch_dims"
         )
     return first

@@ -130,7 +130,8 @@ class Pipeline(Stored):
         batch_dims: the batch's dimension of inputs, by their number, if they are given by position,
             or their name; None for what is the same for all micro-batches. By default the first
             dimension of tensors that have as many rows there as the first tensor of the input, and
-            None for others, such as positions.
+            None for others, such as positions. Targets, and results that are joined, have the batch
+            in their first dimension, whichever it is in inputs.
         slots: messages on their way along an edge, for which senders do not wait; by default so
             many that none ever waits.
         backend: by default the current one.
@@ -362,12 +363,14 @@ class Pipeline(Stored):
         rows than the schedule has micro-batches.
 
         Returns:
-            The output for the whole batch on the last stage's workers; None on others. Of several
-            tensors a tuple or dict; of numbers one for each micro-batch, in a vector.
+            The output for the whole batch on the last stage's workers; None on others: those of
+            micro-batches, joined along their first dimension. Of several tensors a tuple or dict;
+            of numbers one for each micro-batch, in a vector; what is no tensor is the same for all.
 
         Raises:
             As `step`. ArgumentError: on the last stage's workers, a tensor has neither the rows of
-                its micro-batch, nor is the same for all.
+                its micro-batch, nor is the same for all; or another value differs between
+                micro-batches.
         """
         with torch.inference_mode(False):  # what is compiled here serves steps, too
             given = self._given(x, inputs)

@@ -3,6 +3,10 @@ those of transformers are written. Needs torch."""
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,3 +95,66 @@ def saves_sharded(backend: Backend, before: bool, away: bool) -> None:
     assert list(plain) == list(found)
     for key, value in plain.items():
         assert torch.equal(found[key], value), key
+
+
+class Watched(nn.Module):  # type: ignore[misc]
+    """It has a parameter of its own, and one in a module inside, and sees the memory of the one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.seen: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(weakref.ref(self.weight.untyped_storage()))
+        return x + self.inner(torch.tanh(x @ self.weight))
+
+
+class Chained(nn.Module):  # type: ignore[misc]
+    """It calls its members one by one."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([make() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def gives_up_gathered(backend: Backend) -> None:
+    """Checkpointed members of which whole parameters are gathered, for themselves or for the model,
+    or are in another memory: those are given up after forward, and gradients are the plain ones."""
+    axis = Mesh(backend, dp=-1)["dp"]
+    x = batch(4)
+    for make in Watched, partial(nn.Linear, WIDTH, WIDTH):
+        base = filled(Chained(make), 0)
+        twin = copy.deepcopy(base)
+        twin(x).square().sum().backward()
+        for how in "each", "after", "model", "away":
+            net = copy.deepcopy(base)
+            if how != "after":
+                net.layers = checkpoint(net.layers)
+            if how == "model":
+                fully_shard(net, axis, reduction="sum")
+            elif how == "away":
+                net.layers = offload(net.layers, activations=False, parameters=True)
+            else:
+                for layer in net.layers:
+                    fully_shard(layer, axis, reduction="sum")
+            if how == "after":
+                net.layers = checkpoint(net.layers)
+            workers = axis.size if how != "away" else 1
+            for _ in range(2):
+                net.zero_grad()
+                y = net(x)
+                gc.collect()
+                for layer in net.layers:
+                    assert all(ref() is None for ref in getattr(layer, "seen", ()))
+                y.square().sum().backward()
+                for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+                    mine = workers * q.grad.tensor_split(workers)[axis.index if workers > 1 else 0]
+                    assert torch.allclose(p.grad, mine, rtol=1e-12), how
+            assert not hasattr(net.layers[0], "seen") or len(net.layers[0].seen) == 4

@@ -18,6 +18,7 @@ from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
+from linop.strategies.data.batch_norm import SyncBatchNorm
 from linop.strategies.experts.parallel_experts import ParallelExperts
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
@@ -123,10 +124,11 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
 
 
 def axes_across(module: Module) -> dict[Axis, bool]:
-    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters
-    and of experts; and of tensor-parallel modules, which are true, since these wait with tensors of
-    one shape."""
+    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded
+    parameters, of experts and of synchronised norms; and of tensor-parallel modules, which are
+    true, since these wait with tensors of one shape."""
     axes = {unit.axis: False for unit in sharded_units(module)}
+    axes |= {m._axis: False for m in module.modules() if isinstance(m, SyncBatchNorm)}
     axes |= {m.axis: False for m in module.modules() if isinstance(m, ParallelExperts)}
     axes |= {m.axis: True for m in module.modules() if isinstance(m, ParallelLayer)}
     return {axis: same for axis, same in axes.items() if axis.size > 1}
