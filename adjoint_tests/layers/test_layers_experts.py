@@ -25,6 +25,7 @@ from linop import COPIES, Partition, Routing, TensorSpace, layers
 from linop.backends import Backend
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.layers.experts.exchange import rounded
+from linop.layers.experts.losses import router_losses
 from linop.layers.experts.slots import counts_of, kept_of, most_rows, slots_of
 from linop.testing.factories.experts import routing_of, routings
 from support.draws import FEW
@@ -174,6 +175,18 @@ def test_what_is_dropped_is_zero() -> None:
     y = linop.launch(main, 1)[0]
     assert not y[0].isfinite().all()
     assert torch.equal(y[1], torch.zeros(2))
+
+
+def test_losses_of_many_tokens_in_half_precision() -> None:
+    """Their sums, and the square of their number, are no numbers of float16."""
+    logits = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0)) * 3
+    counts = torch.bincount(logits.topk(2).indices.flatten(), minlength=8)
+    for half, wanted in zip(
+        router_losses(logits.half(), counts, 4000),
+        router_losses(logits, counts, 4000),
+        strict=True,
+    ):
+        assert half.dtype == torch.float16 and torch.isclose(half.float(), wanted, rtol=1e-2)
 
 
 def test_routings_of_both_agree() -> None:

@@ -186,7 +186,7 @@ def test_what_cannot_be() -> None:
             model = linop.strategies.fully_shard(net, axis, **option)
             VirtualShards(axis).step(model, squares, *batch(0, 8))
         if what == "entropy":
-            CrossEntropyLoss(axis, shards=3)
+            CrossEntropyLoss(axis, shards=None if backend.worker else 3)
         if what == "mine":
             linop.strategies.check(net, net, batch(0, 8), squares, exact=True, mine=batch(0, 8))
 
@@ -211,5 +211,11 @@ def test_what_cannot_be() -> None:
     ):
         with pytest.raises(kind, match=text):
             on_tree(2, refused, what)
+
+    def every(backend: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"on worker 0: .* given shards=3"):
+            refused(backend, "entropy")
+
+    on_tree(2, every)
     with pytest.raises(ArgumentError, match=r"a backend with sums='tree' expected, such as of"):
         linop.launch(lambda b: VirtualShards(Mesh(b, only=-1)["only"]), 4, "threads")

@@ -21,7 +21,7 @@ import torch
 
 import linop
 from linop.backends import Backend
-from linop.errors import ArgumentError, LinopError, ShapeError
+from linop.errors import ArgumentError, BackendError, LinopError, ShapeError, SubsetError
 from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
 from linop.strategies.data.mean_losses import MeanLossWarning
 from support.draws import FEW
@@ -163,8 +163,39 @@ def test_mistakes() -> None:
             net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 1).double())
         with pytest.raises(ShapeError, match=r"\(6, 1\) and \(6, 2\); twice"):
             net.experts(x, torch.zeros(3, 1).long(), torch.ones(3, 2).double())
+        index = torch.zeros(4, 1).long()
+        index[2] = (0, 3, 0, -1)[mesh["ep"].index]
+        with pytest.raises(SubsetError, match=r"indices from 0 to 3; there are 3 experts"):
+            net.experts(x, index, torch.ones(4, 1).double())
 
     linop.launch(main, 4)
+
+
+def test_buffers_of_experts_are_refused() -> None:
+    """Nothing says how a buffer is cut."""
+    block = Block(3, 1, 2)
+    block.experts.register_buffer("scale", torch.ones(3))
+
+    def main(backend: Backend) -> None:
+        ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
+        with pytest.raises(ArgumentError, match="that have no buffers"):
+            ep.parallelize(block)
+        with pytest.raises(ArgumentError, match="a module without buffers expected"):
+            ep.parallelize(block, "experts")
+
+    linop.launch(main, 2)
+
+
+def test_batches_that_end_apart_are_refused() -> None:
+    def main(backend: Backend) -> None:
+        axis = Mesh(backend, ep=-1)["ep"]
+        net = DataParallel(ExpertParallel(axis).parallelize(Block(3, 1, 2)), axis)
+        with pytest.raises(ArgumentError, match="call the net with an empty batch"):
+            next(iter(net.joined([])))
+        with pytest.raises(ArgumentError, match="call the net with an empty batch"):
+            net.without_batch()
+
+    linop.launch(main, 2)
 
 
 def test_nets_that_differ() -> None:
@@ -172,6 +203,9 @@ def test_nets_that_differ() -> None:
         ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
         with pytest.raises(LinopError, match=r"worker 1 has .*up \(4, 2, 3\)"):
             ep.parallelize(torch.nn.Sequential(Stacked(3 + (backend.worker or 0), 3, 2)))
+        ep = ExpertParallel(ep.axis, capacity_factor=1 + (backend.worker or 0))
+        with pytest.raises(BackendError, match=r"worker 1 has capacity_factor=2, worker 0"):
+            ep.parallelize(Block(3, 1, 2))
 
     linop.launch(main, 2)
 

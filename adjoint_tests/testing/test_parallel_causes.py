@@ -222,6 +222,16 @@ def accumulated(parts: int) -> Callable[[Any, Any], Tensor]:
     return step
 
 
+def other_of_the_second(model: Any, batch: Any) -> Tensor:
+    """The second part has another loss; its gradient is no multiple of the twin's."""
+    total = torch.zeros(())
+    for k, (x, y) in enumerate(zip(*(one.chunk(2) for one in batch), strict=True)):
+        value = (F.l1_loss if k else F.mse_loss)(model(x), y) / 2
+        value.backward()
+        total += value.detach()
+    return of_all(total) / 2
+
+
 def rows(batch: Any, rank: int, world: int) -> Any:
     return tuple(one.chunk(world)[rank] for one in batch)
 
@@ -241,6 +251,8 @@ PROGRAMS = {
 } | {
     f"accumulated, {n}": given(model=sharded, twin=deep, mine=rows, step=accumulated(n))
     for n in (1, 2)
+} | {
+    "other of the second": given(model=sharded, twin=deep, mine=rows, step=other_of_the_second)
 }  # fmt: skip
 
 
@@ -329,6 +341,12 @@ def test_losses_that_are_not_divided(found: dict[str, Any]) -> None:
     one = only(found["accumulated, 1"])
     assert one.kind is Kind.FACTOR and one.detail == "2 = the number of losses"
     assert one.origin == "the loss" and not one.place.module and "mse_loss" in one.place.text
+
+
+def test_a_part_with_another_loss(found: dict[str, Any]) -> None:
+    """A factor of the other part does not explain it."""
+    one = only(found["other of the second"])
+    assert one.kind is Kind.OTHER and one.origin == "the loss"
 
 
 def test_a_sum_over_the_wrong_axis_of_a_dtensors_gradient(found: dict[str, Any]) -> None:

@@ -92,6 +92,26 @@ def test_functions_that_are_no_linear_maps_are_faults(
     assert not found and words in found.faults[0]
 
 
+def test_what_ranks_without_a_result_return_is_not_looked_at(tmp_path: Path) -> None:
+    """A reduction does not write the array of other ranks than its root."""
+    file = tmp_path / "root.py"
+    file.write_text(
+        "import numpy as np\nfrom mpi4py import MPI\n"
+        "def domain(rank, world): return 3\n"
+        "def codomain(rank, world): return 3 if rank == 0 else None\n"
+        "def forward(x, comm):\n"
+        "    y = np.full(3, np.nan)\n"
+        "    comm.Reduce(x, y, op=MPI.SUM, root=0)\n"
+        "    return y\n"
+        "def adjoint(y, comm):\n"
+        "    x = np.array(y) if comm.rank == 0 else np.empty(3)\n"
+        "    comm.Bcast(x, root=0)\n"
+        "    return x\n"
+    )
+    found = check_mpi(file, 2, seconds=60)
+    assert found, found
+
+
 SCAN = """
 import numpy as np
 def domain(rank, world): return 3

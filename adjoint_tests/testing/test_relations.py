@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
+from linop.testing.parallel.parameters import Tolerances, _on_own_elements
+from linop.testing.parallel.recording.records import Parameter
 from linop.testing.parallel.relations import (
     Index,
     Kind,
@@ -124,3 +126,20 @@ def test_factors_are_fractions_up_to_rounding() -> None:
     both = related(other, dict.fromkeys(other, sum(other.values()) / 2), SCALE)
     assert both.kind is Kind.UNSUMMED and alone.as_terms([both]).kind is Kind.UNSUMMED
     assert alone.as_terms([alone]) is alone
+
+
+@given(seeds, st.integers(1, 5))
+def test_one_element_of_each_rank_is_no_factor(seed: int, size: int) -> None:
+    """One number is a multiple of any other, with a factor of its own."""
+    wanted = drawn(seed, (2 * size,))
+    held = {r: np.arange(r * size, (r + 1) * size) for r in (0, 1)}
+    parts = {
+        r: Parameter("w", wanted, [], wanted, wanted, False, True, "float64", held=at)
+        for r, at in held.items()
+    }
+    scale, expected = Tolerances(SCALE, SCALE, ""), dict.fromkeys(parts, wanted)
+    each = np.repeat([2.0, -3.0], size)
+    own = _on_own_elements(parts, dict.fromkeys(parts, each * wanted), expected, scale)
+    assert own is None if size == 1 else own is not None and own.factors
+    same = _on_own_elements(parts, dict.fromkeys(parts, 2 * wanted), expected, scale)
+    assert same is not None and same.kind is Kind.FACTOR and abs(same.factor - 2) < 1e-9

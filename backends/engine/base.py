@@ -28,7 +28,7 @@ from linop.backends.together.transport import Transport
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
-from linop.operators.reproducible import reproducible
+from linop.operators.reproducible import Reproducible, refuse_loops, reproducible
 from linop.planning.lowering import lower, workers_of
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
@@ -86,11 +86,15 @@ class Backend(Keeper, ABC):
             from linop.backends.engine.parts_plan import PartsPlan
 
             return PartsPlan(op, self.compile(op.over_reals(), sums))
-        if getattr(op, "loops", False) and sums in (None, self.sums):
+        if getattr(op, "loops", False):
+            if sums not in (None, self.sums):
+                refuse_loops(op, sums)
             from linop.backends.engine.driving import driving
 
             return driving(op, self)
-        return self._compile(reproducible(op, self.sums if sums is None else sums))
+        if sums is None and not isinstance(op, Reproducible):
+            sums = self.sums
+        return self._compile(op if sums is None else reproducible(op, sums))
 
     @abstractmethod
     def _compile(self, op: LinearOperator) -> BoundPlan:

@@ -83,8 +83,9 @@ def get(
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
             for a communicator is collective, since it is duplicated to separate its messages; the
-            options of that call hold for all. They must be the same on all ranks; None takes the
-            value of the option's variable (`linop.backends.together.settings`).
+            options of that call hold for all; other `sums` of a later one are an
+            error. They must be the same on all ranks; None takes the value of the option's variable
+            (`linop.backends.together.settings`).
         windows: False: messages between ranks of one machine too. Default: LINOP_WINDOWS, else
             shared memory where it is available.
         wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank. Default:
@@ -99,7 +100,7 @@ def get(
 
     Raises:
         ArgumentError: an option or its variable is invalid. BackendError: options differ between
-            ranks. Both on every rank.
+            ranks; or the communicator's backend has other sums. All on every rank.
     """
     comm = communicator(comm)
 
@@ -110,7 +111,10 @@ def get(
         choice = Choice(agreed["collectives"], agreed["sums"] == "any")
         return Rank(transport, agreed, choice)
 
-    return kept(comm, _KEY, made)
+    backend = kept(comm, _KEY, made)
+    assert isinstance(backend, Rank)
+    settings.check_kept_sums(sums, backend.wanted_sums, "communicator")
+    return backend
 
 
 def communicator(comm: Any) -> MPI.Comm:
@@ -146,7 +150,8 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
     """Run ``main(backend)`` on the first `workers` ranks (default: all), with the options of `get`;
-    the other ranks return at once.
+    the other ranks return at once. With other `sums` than a launch before, it has a backend of its
+    own, which ends with it.
 
     Returns:
         A list by worker: the return value of `main` on this rank's entry, None elsewhere.
@@ -180,18 +185,21 @@ def launch_by(
             f"mpiexec -n {size}"
         )
     results: list[Any] = [None] * size
+    limit = settings.WAIT_LIMIT.found(options.get("wait_limit")).value
+    known = world.Get_attr(_KEY)
     if size < world.size:
-        limit = settings.WAIT_LIMIT.found(options.get("wait_limit")).value
         meeting = duplicated(world, limit)  # all ranks have arrived: Split does not block
         world = meeting.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         meeting.Free()
+    elif isinstance(known, Rank) and options.get("sums") not in (None, known.wanted_sums):
+        world = duplicated(world, limit)
     if world != MPI.COMM_NULL:
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
             counts = backend.transport.gather_all(backend.counts(), "end linop.launch")
             compare_calls(backend.transport, counts)
-        if size < MPI.COMM_WORLD.size:
+        if world is not MPI.COMM_WORLD:
             world.Free()
     return results
 
@@ -210,6 +218,7 @@ class Rank(RankWorker):
 
     Attributes:
         machines: the lowest rank on each rank's machine, by rank.
+        wanted_sums: the option, of which ``sums`` is what plans know.
 
     Args:
         transport: transport of its messages and control channels.
@@ -220,7 +229,8 @@ class Rank(RankWorker):
     def __init__(self, transport: Ranks, options: dict[str, Any], choice: Choice) -> None:
         super().__init__(get, options, transport)
         windows = options["windows"]
-        self.sums = settings.kept_sums(options["sums"])
+        self.wanted_sums: str = options["sums"]
+        self.sums = settings.kept_sums(self.wanted_sums)
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None

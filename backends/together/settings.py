@@ -159,6 +159,24 @@ def kept_sums(given: str) -> str:
     return "fixed" if given == "any" else given
 
 
+def check_kept_sums(given: str | None, kept: str, whose: str) -> None:
+    """Check sums that are asked for of a backend that exists: it keeps those of the first call.
+
+    Args:
+        given: None if none are asked for.
+        kept: those of the backend.
+        whose: names what the backend belongs to.
+
+    Raises:
+        ArgumentError: there are no such sums. BackendError: the backend has others.
+    """
+    if given is not None and SUMS.found(given).checked() != kept:
+        raise BackendError(
+            f"sums={given!r} wanted; this {whose}'s backend has {kept!r}, those of its first call. "
+            f"Give them to that call, or to linop.launch(main, sums={given!r})"
+        )
+
+
 GPU_WAY = Setting(
     "way",
     "LINOP_GPU_WAY",

@@ -87,9 +87,9 @@ def get(
         group: None: all processes of the default process group, of any backend, which is made (over
             gloo) if there is none. Else a process group over gloo whose messages point to point are
             linop's alone; after a failed call it cannot be used again. Worker w is its rank w. The
-            first call for a group is collective; its options hold for all calls. They must be the
-            same on all processes; None takes the value of the option's variable
-            (`linop.backends.together.settings`).
+            first call for a group is collective; its options hold for all calls, and other `sums`
+            of a later one are an error. They must be the same on all processes; None takes the
+            value of the option's variable (`linop.backends.together.settings`).
         wait_limit: seconds after which a wait becomes a `DeadlockError` on every worker. Default:
             LINOP_WAIT_LIMIT, else 600.
         debug: compare all workers' calls and arguments at every call, and prove plans when they are
@@ -99,9 +99,10 @@ def get(
 
     Raises:
         ArgumentError: an option or its variable is invalid. BackendError: options, or sources of
-            linop, differ between processes; on every process. Or there is no process group, nor are
-            torchrun's variables set; or this process is not in the group, or the group is not
-            gloo's. DeadlockError: a process does not arrive within the limit.
+            linop, differ between processes, or the group's backend has other sums; on every
+            process. Or there is no process group, nor are torchrun's variables set; or this process
+            is not in the group, or the group is not gloo's. DeadlockError: a process does not
+            arrive within the limit.
     """
     mine = settings.found("torch", wait_limit=wait_limit, debug=debug, sums=sums)
     limit = min(mine["wait_limit"].value, LONGEST)
@@ -120,12 +121,15 @@ def get(
         _LIVE.add(transport)
         _KEPT[key] = Process("torch", transport, agreed["debug"])
         _KEPT[key].sums = settings.kept_sums(agreed["sums"])
+    asked = settings.SUMS.found(sums).checked() if sums is not None else None
+    settings.check_kept_sums(asked and settings.kept_sums(asked), _KEPT[key].sums, "process group")
     return _KEPT[key]
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
     """Run ``main(backend)`` on the first `workers` processes (default: all), with the options of
-    `get`; the other processes return at once.
+    `get`; the other processes return at once. With other `sums` than a launch before, it has a
+    backend of its own, which ends with it.
 
     Returns:
         A list by worker: the return value of `main` on this process's entry, None elsewhere.
@@ -143,7 +147,9 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None, **options
             f"torchrun --nproc-per-node {size}"
         )
     results: list[Any] = [None] * size
-    group = None if size == everybody else _new_group(limit, [*range(size)])
+    known, sums = _KEPT.get(dist.group.WORLD), options.get("sums")
+    others = known is not None and sums is not None and settings.kept_sums(sums) != known.sums
+    group = _new_group(limit, [*range(size)]) if size < everybody or others else None
     if rank < size:
         backend = get(group, **options)
         results[rank] = main(backend)

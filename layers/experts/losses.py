@@ -31,10 +31,14 @@ def router_losses(logits: Tensor, counts: Tensor, tokens: int) -> RouterLosses:
         counts: choices of each expert by the tokens of all workers, of shape (experts,).
         tokens: of all workers.
     """
-    every = max(1, tokens)
-    sums = logits.softmax(-1).sum(0)
-    balance = (sums * counts.to(sums.dtype)).sum() * (logits.shape[-1] / every**2)
-    return RouterLosses(balance, logits.logsumexp(-1).square().sum() / every)
+    every, dtype = max(1, tokens), logits.dtype
+    # Float16 ends at 65504, and bfloat16 has 8 bits: too few for sums over tokens.
+    wide = logits.float() if dtype in (torch.float16, torch.bfloat16) else logits
+    sums = wide.softmax(-1).sum(0) / every
+    share = (counts.double() / every).to(sums.dtype)
+    balance = (sums * share).sum() * logits.shape[-1]
+    z = wide.logsumexp(-1).square().sum() / every
+    return RouterLosses(balance.to(dtype), z.to(dtype))
 
 
 def routed(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -60,15 +60,25 @@ def reproducible(op: LinearOperator, sums: str) -> LinearOperator:
             so `compile`, raises DTypeError for exact sums of other dtypes.
     """
     check_sums(sums)
-    if sums == "fixed" or (isinstance(op, Reproducible) and op.sums == sums):
+    if isinstance(op, Reproducible):
+        if op.sums == sums:
+            return op
+        op = op.operand
+    if sums == "fixed":
         return op
     if op.loops:
-        raise ArgumentError(
-            f"sums={sums!r}: an operator without time loops expected, given {op!r}; take a backend "
-            f"with this option, which has it for each step"
-        )
+        refuse_loops(op, sums)
     made: LinearOperator = op.kept.setdefault(("sums", sums), Reproducible(op, sums))
     return made
+
+
+def refuse_loops(op: LinearOperator, sums: str) -> NoReturn:
+    """Raise an ArgumentError: an operator with time loops has the sums of its backend."""
+    check_sums(sums)
+    raise ArgumentError(
+        f"sums={sums!r}: an operator without time loops expected, given {op!r}; take a backend "
+        f"with this option, which has it for each step"
+    )
 
 
 def check_sums(sums: object) -> None:

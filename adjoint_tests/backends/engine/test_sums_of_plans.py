@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from support.contracts.reproducible_sums import (
     total_of,
 )
 from support.draws import ON_RANKS
+from support.job_programs import mpiexec
 from support.operators.catalogue import NAMES, operators
 from support.requirements import needs_mpi
 from support.workers import EVERY_ROAD, on_ranks, on_threads
@@ -126,6 +130,43 @@ def test_an_option_of_ranks() -> None:
         on_ranks(4, says_its_sums, sums, sums=sums)
 
 
+OTHERS = """
+def main(backend):
+    Y = TensorSpace((1,), Partition((3,)), axes=[linop.COPIES])
+    x = np.array([[1.0, 1e16, -1e16][backend.worker]])
+    return backend.sums, linop.all_reduce(Y, [0]).compile(backend)(x)[0]
+
+
+for sums, total in (("fixed", 0.0), ("exact", 1.0), ("tree", 0.0), ("fixed", 0.0)):
+    assert (sums, total) in linop.launch(main, 3, sums=sums)
+assert ("fixed", 0.0) in linop.launch(main, 3)
+try:
+    linop.backends.get(NAME, sums="tree")
+except linop.errors.BackendError as error:
+    assert "sums='tree' wanted; this" in str(error) and "has 'fixed'" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+@needs_mpi
+@pytest.mark.timeout(200)
+def test_launches_with_other_sums_on_ranks(program: Path) -> None:
+    job = mpiexec(3, program, "NAME = 'mpi'\n" + OTHERS)
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.timeout(200)
+def test_launches_with_other_sums_on_processes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    head = "import numpy as np\nimport linop\nfrom linop import Partition, TensorSpace\n"
+    file = tmp_path / "others.py"
+    file.write_text(head + "NAME = 'torch'\n" + OTHERS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(file)]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert job.returncode == 0, job.stderr
+
+
 def test_the_reference_has_the_same_bits() -> None:
     Y = copies(4, 7)
     op, x = linop.all_reduce(Y, [0]), Y.random(3)
@@ -154,6 +195,24 @@ def test_loops_have_the_sums_of_their_backend() -> None:
     assert linop.launch(program, 3, "threads") == [0.0] * 3
 
 
+def test_an_operator_with_sums_takes_others() -> None:
+    """It keeps its own on any backend, and has others where they are asked for."""
+    op, terms = linop.all_reduce(copies(3, 1), [0]), [1.0, 1e16, -1e16]
+
+    def program(backend: Any) -> list[float]:
+        x = np.array([terms[backend.worker]])
+        exact = reproducible(op, "exact")
+        plans = [exact.compile(backend), *(exact.compile(backend, s) for s in ("fixed", "exact"))]
+        plans.append(plans[0].op.compile(backend, "tree"))
+        plans.append(plans[0].op.compile(backend, "fixed"))
+        return [float(plan(x)[0]) for plan in plans]
+
+    for sums in ("fixed", "tree", "exact"):
+        assert linop.launch(program, 3, "threads", sums=sums)[0] == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert reproducible(reproducible(op, "exact"), "fixed") is op
+    assert reproducible(reproducible(op, "exact"), "tree") is reproducible(op, "tree")
+
+
 def test_they_pickle_and_copy() -> None:
     op = reproducible(linop.all_reduce(copies(4, 7), [0]), "tree")
     again, x = pickle.loads(pickle.dumps(op)), op.domain.random(0)
@@ -178,6 +237,10 @@ def test_what_cannot_be() -> None:
     loop = linop.repeat(op, 3)
     with pytest.raises(ArgumentError, match="an operator without time loops expected"):
         loop.compile(threads, sums="exact")
+    with pytest.raises(ArgumentError, match="sums='fixed': an operator without time loops"):
+        loop.compile(linop.backends.get("threads", sums="tree"), sums="fixed")
+    with pytest.raises(ArgumentError, match="expected, given 'any'"):
+        loop.compile(threads, sums="any")
 
     def different(backend: Any) -> None:
         op.compile(backend, sums="exact" if backend.worker else "tree")

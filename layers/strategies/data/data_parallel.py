@@ -288,7 +288,11 @@ class DataParallel(torch.nn.Module):
         """This worker's batches, then None as long as another worker has one: for None, call
         `without_batch` in the place of forward and backward. Collective: an all-reduce of 16 bytes
         for each.
+
+        Raises:
+            ArgumentError: the net has experts that are cut over workers (`ExpertParallel`).
         """
+        self._check_all_are_called("joined")
         own, end = iterated(batches, self.backend, "DataParallel.joined"), object()
         agreement = agreement_of(self.backend)
         while True:
@@ -299,11 +303,23 @@ class DataParallel(torch.nn.Module):
 
     def without_batch(self) -> None:
         """Take part in the forward and the backward of the other workers, with no term of the loss.
-        Collective."""
+        Collective.
+
+        Raises:
+            ArgumentError: the net has experts that are cut over workers (`ExpertParallel`).
+        """
+        self._check_all_are_called("without_batch")
         self._reducer.check_idle()
         self._before_forward()
         if self._reducer.enabled:
             self._reducer.reduce()
+
+    def _check_all_are_called(self, name: str) -> None:
+        if self._apart:
+            raise ArgumentError(
+                f"DataParallel.{name}: experts such as {min(self._apart)!r} take part in the calls "
+                f"of all workers; where a worker has no batch, call the net with an empty batch"
+            )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

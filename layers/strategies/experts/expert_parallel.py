@@ -99,8 +99,8 @@ class ExpertParallel:
             raise ArgumentError(
                 f"no module of {type(net).__name__} "
                 + ("is one of stacked experts" if names is None else f"is called {names!r}")
-                + "; give names= of modules whose parameters have the shape (experts, …), in a net "
-                "that is not parallel yet"
+                + "; give names= of modules whose parameters have the shape (experts, …), and "
+                "that have no buffers, in a net that is not parallel yet"
             )
         for name in some:
             if not experts_of(every[name]):
@@ -109,7 +109,8 @@ class ExpertParallel:
             name: ", ".join(f"{n} {tuple(p.shape)}" for n, p in every[name].named_parameters())
             for name in some
         }
-        return {name: experts_of(every[name]) for name in some}, shapes
+        found = {name: experts_of(every[name]) for name in some}
+        return found, (shapes, f"capacity_factor={self.capacity_factor}")
 
     def experts(self, net: Module) -> list[Module]:
         """The modules of experts in a net that `parallelize` has made; such as for

@@ -63,6 +63,15 @@ class ParallelExperts(Layer):
         self.__dict__["inner"].train(mode)
         return super().train(mode)
 
+    def invalid_values(self, tensors: Sequence[Tensor | None]) -> str:
+        indices = tensors[1] if len(tensors) > 1 else None
+        if not isinstance(indices, Tensor) or not indices.numel() or indices.is_floating_point():
+            return ""
+        low, high = (int(n) for n in torch.aminmax(indices))
+        if 0 <= low and high < self.num_experts:
+            return ""
+        return f"indices from {low} to {high}; there are {self.num_experts} experts"
+
     def bind(self, *inputs: TensorSpace) -> Function:
         X, indices, gates = inputs
         if indices.ndim != 2 or indices.global_shape != gates.global_shape:
@@ -109,11 +118,16 @@ class ParallelExperts(Layer):
 def experts_of(module: Module) -> int:
     """The number of experts of a module of stacked ones; 0 for any other module: parameters have
     the experts first, some of them matrices of each, and forward takes tokens, indices and
-    gates."""
+    gates. One with buffers is none, since nothing says whether they are of single experts."""
     parameters = [*module.named_parameters()]
     firsts = {p.shape[0] if p.ndim else 0 for _, p in parameters}
     own = len(parameters) == sum(p is not None for p in module._parameters.values())
-    if not own or len(firsts) != 1 or not any(p.ndim == 3 for _, p in parameters):
+    if (
+        not own
+        or [*module.buffers()]
+        or len(firsts) != 1
+        or not any(p.ndim == 3 for _, p in parameters)
+    ):
         return 0
     taken = [
         p
@@ -135,7 +149,7 @@ def refuse(module: Any, name: str) -> None:
     """Raise an ArgumentError: a module is none of stacked experts."""
     kind = type(module).__name__
     raise ArgumentError(
-        f"{name!r} is a {kind}; a module expected whose parameters are stacked, of "
+        f"{name!r} is a {kind}; a module without buffers expected whose parameters are stacked, of "
         f"shape (experts, …), and that is called with (hidden_states, indices, gates), as "
         f"MixtralExperts of transformers"
     )

@@ -284,6 +284,7 @@ def _weights(context: Context, last: Location) -> dict[tuple[int, int], float]:
     ranks: set[int] = set()
     found: dict[tuple[int, int], float] = {}
     share = len(context.ranks) if averaged(context) else 1  # behind the backward pass
+    others = False
     for one in context.locations.all:
         if one.key[:3] != last.key[:3] or not _is_activation(context, one):
             continue
@@ -292,6 +293,10 @@ def _weights(context: Context, last: Location) -> dict[tuple[int, int], float]:
         if gradient is not None and gradient.kind in (Kind.EQUAL, Kind.FACTOR):
             each = gradient.factors or dict.fromkeys(one.numbers, gradient.factor)
             found |= {(rank, one.key[3]): k / share for rank, k in each.items()}
+        else:
+            others = True
+    if others and max(found.values(), default=0) - min(found.values(), default=0) < 1e-9:
+        return {}  # these weights are one factor, which does not explain the other parts
     return found if ranks == {rank for rank, _ in found} else {}
 
 

@@ -170,7 +170,7 @@ def _on_own_elements(
     allowed: Tolerances,
 ) -> Relation | None:
     """The relation of the gradients of a DTensor, on the elements that each rank has; None if it is
-    no DTensor."""
+    no DTensor, or a rank has one element, which is a multiple of any other, and another factor."""
     mine: dict[int, np.ndarray] = {}
     theirs: dict[int, np.ndarray] = {}
     for rank, one in held.items():
@@ -180,7 +180,10 @@ def _on_own_elements(
         if one.held.size:
             mine[rank] = gradient.ravel()[one.held]
             theirs[rank] = expected[rank].ravel()[one.held]
-    return related(mine, theirs, allowed.gradients)
+    found = related(mine, theirs, allowed.gradients)
+    if found.factors and min(one.size for one in mine.values()) < 2:
+        return None
+    return found
 
 
 def norms(found: Sequence[Compared]) -> dict[int, float]:

@@ -65,13 +65,13 @@ class CrossEntropyLoss(ParallelLayer):
         )
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing = label_smoothing
-        self.pieces = pieces_of(shards, axis, self._name)
         doing = f"construct {self._name}"
-        _, said = self._agreement.together(lambda: (None, self._options()), self._name, doing)
+        _, said = self._agreement.together(lambda: (None, self._options(shards)), self._name, doing)
         compare_arguments(self._name, said)
 
-    def _options(self) -> Said:
+    def _options(self, shards: int | None) -> Said:
         """The options, checked, as texts that workers compare."""
+        self.pieces = pieces_of(shards, self.axis, self._name)
         integer(self.ignore_index, "ignore_index")
         if self.reduction not in _REDUCTIONS:
             raise ArgumentError(

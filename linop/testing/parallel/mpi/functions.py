@@ -155,7 +155,7 @@ class Pair:
             result = function(given, self.comm)
         flat: np.ndarray = np.zeros(0)
         strange = self._unexpected(side, result)
-        fault = "" if strange else self._fault(given, before, result)
+        fault = "" if strange else self._fault(side, given, before, result)
         if not strange and not fault and self.sides[1 - side][self.rank][0] is not None:
             values = np.asarray(result)
             wide = np.complex128 if values.dtype.kind == "c" else np.float64
@@ -182,7 +182,7 @@ class Pair:
             return f"returns {given}; {kind} expected"
         return ""
 
-    def _fault(self, given: Any, before: Any, result: Any) -> str:
+    def _fault(self, side: int, given: Any, before: Any, result: Any) -> str:
         """A call that is none of a linear map, in words; empty if it may be one."""
         if given is not None and not np.array_equal(given, before):
             at = tuple(int(k) for k in np.argwhere(given != before)[0])
@@ -190,8 +190,8 @@ class Pair:
                 f"changes its argument: element {list(at)} was {before[at]:g} and is {given[at]:g} "
                 f"after it. Reduce into another array, or a copy"
             )
-        is_array = isinstance(result, np.ndarray | np.generic)
-        finite = not is_array or bool(np.isfinite(result).all())
+        expected = self.sides[1 - side][self.rank][0] is not None
+        finite = not expected or bool(np.isfinite(result).all())
         return "" if finite else "returns numbers that are not finite"
 
     def matrix(self, side: int) -> np.ndarray:
