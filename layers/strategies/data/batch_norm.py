@@ -111,7 +111,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 def as_torchs(module: Any) -> None:
     """Let a norm of an axis be torch's again, in place; others stay."""
     if type(module) is SyncBatchNorm:
-        module.__class__ = torch.nn.SyncBatchNorm
+        kind: Any = torch.nn.SyncBatchNorm
+        module.__class__ = kind
         del module._axis, module._sums
 
 

@@ -86,7 +86,7 @@ class ExpertParallel:
 
     def _found(
         self, net: Module, names: str | Sequence[str] | None
-    ) -> tuple[dict[str, int], dict[str, str]]:
+    ) -> tuple[dict[str, int], tuple[dict[str, str], str]]:
         """Names of modules of experts, with their numbers, and a description."""
         expect("ExpertParallel.parallelize: net", net, Module)
         every = dict(net.named_modules(remove_duplicate=False))
