@@ -110,9 +110,9 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
 def as_torchs(module: Any) -> None:
     """Let a norm of an axis be torch's again, in place; others stay."""
-    if type(module) is SyncBatchNorm:
-        kind: Any = torch.nn.SyncBatchNorm
-        module.__class__ = kind
+    kind: Any = type(module)
+    if kind is SyncBatchNorm:
+        module.__class__ = torch.nn.SyncBatchNorm
         del module._axis, module._sums
 
 

@@ -62,7 +62,8 @@ def shapes_only() -> Iterator[None]:
 
 def only_shapes() -> bool:
     """True inside of `shapes_only`."""
-    return getattr(_LOCAL, "shapes_only", False)
+    found: bool = getattr(_LOCAL, "shapes_only", False)
+    return found
 
 
 class Unit:
