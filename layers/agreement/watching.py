@@ -54,6 +54,8 @@ def mark_block(tensor: Any, cut: Collection[int]) -> None:
 
 
 def _cut_of(args: Any) -> frozenset[int]:
+    if torch.compiler.is_compiling():  # its tensors have no identity
+        return frozenset()
     tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
     return frozenset() if tensor is None else _CUT.get(tensor, frozenset())
 

@@ -21,6 +21,7 @@ import linop
 from linop.graph import flattened, postorder, uses
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
+from linop.operators.experts import Routing
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
 from linop.operators.real_linear import RealLinear
@@ -114,6 +115,12 @@ def _tensor_space(X: TensorSpace) -> str:
     text += _memory(X)
     uneven = {d: cut for d, cut in enumerate(X.bounds) if cut != _balanced(X, d)}
     return f"{text}{f', bounds={uneven}' if uneven else ''}{_inner(X)})"
+
+
+@code.register
+def _routing(routing: Routing) -> str:
+    most = "" if routing.capacity is None else f", capacity={routing.capacity}"
+    return f"linop.Routing({code(routing.indices)}, {routing.experts}{most})"
 
 
 @code.register
