@@ -89,7 +89,8 @@ class Hint:
         if self._given or not torch.is_grad_enabled():
             return
         # torch keeps this with the node, and Python has no weak references to nodes.
-        nodes = [x.grad_fn for x in tree_leaves(result) if isinstance(x, Tensor) and x.grad_fn]
+        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        nodes: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
         for node in nodes:
             node.metadata[_MARK] = id(self)
         if nodes:
@@ -143,7 +144,7 @@ def _watch_backward() -> None:
 
 def _leads_to(loss: Tensor, mark: int) -> bool | None:
     """True if a loss is of marked nodes; None if it has too many nodes to tell."""
-    nodes = deque([loss.grad_fn])
+    nodes: deque[Any] = deque([loss.grad_fn])
     known: set[Any] = set()
     while nodes:
         node = nodes.popleft()
