@@ -115,6 +115,7 @@ def test_tied_weights_of_replicas(steps: str) -> None:
 @needs_mpi
 def test_pipelines_of_replicas_on_ranks() -> None:
     on_ranks(4, composes_with_pipelines)
+    on_ranks(4, adds_replicas_of_ties, "snns")
 
 
 def test_errors() -> None:

@@ -89,8 +89,8 @@ class Hint:
         if self._given or not torch.is_grad_enabled():
             return
         # torch keeps this with the node, and Python has no weak references to nodes.
-        leaves = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        nodes: list[Any] = [x.grad_fn for x in leaves if x.grad_fn]
+        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        nodes: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
         for node in nodes:
             node.metadata[_MARK] = id(self)
         if nodes:
