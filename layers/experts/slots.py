@@ -19,7 +19,7 @@ from linop.spaces.scalars import Array
 
 
 class Slots(NamedTuple):
-    """Where this worker's rows go, and where those of its experts come from.
+    """Places of this worker's rows, and of those that its experts get.
 
     Attributes:
         block: rows of a block; a buffer has one for each worker.

@@ -89,7 +89,7 @@ class _Split:
         self.calls: list[Call] = []
         self._sums = 0
         self._levels: list[list[Block]] = []
-        """What is moved before `_after`, the last first: terms to regions of their own; sums of two
+        """Blocks moved before `_after`, the last first: terms to regions of their own; sums of two
         of a tree."""
         self._after: list[Block] = []
         """Sums to where they are wanted, and all that is no sum."""

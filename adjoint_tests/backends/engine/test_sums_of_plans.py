@@ -73,7 +73,7 @@ def test_it_is_the_same_operator(op: linop.LinearOperator, sums: str) -> None:
 
 
 def test_overlapping_sums_are_taken_cell_by_cell() -> None:
-    """Those of the adjoint of a halo exchange, where corners have more terms than edges."""
+    """Sums of the adjoint of a halo exchange, where corners have more terms than edges."""
     X = TensorSpace((9, 9), Partition((3, 3)))
     op = linop.halo_exchange(X, (3, 3), padding=1).H
     exact = reproducible(op, "exact")

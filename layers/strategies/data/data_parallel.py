@@ -344,7 +344,7 @@ class DataParallel(torch.nn.Module):
 
     @property
     def _inner(self) -> list[DataParallel]:
-        """Those of experts, over other axes."""
+        """Reductions of experts, over other axes."""
         if not self._apart:
             return []
         return [one for one in self.module.modules() if isinstance(one, DataParallel)]

@@ -23,7 +23,7 @@ Form = tuple[Any, ...]
 record, its class: ("tuple" or "list", (), forms), ("dict", keys, forms), ("record", names, forms,
 class)."""
 Output = int | str
-"""What goes along an edge, of the results of a stage: that of a number, of a name, or `ALL`."""
+"""An output of a stage that goes along an edge: that of a number, of a name, or `ALL`."""
 Leaf = tuple[Output, int]
 """An output, and the number of a tensor in it."""
 

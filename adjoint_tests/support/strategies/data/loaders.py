@@ -24,7 +24,7 @@ class Batch:
 
 
 def refuses_batches_without_rows(backend: Backend) -> None:
-    """Where a worker may have no row, all are told of batches of which there is none without rows.
+    """If a worker may have no row, all are told of batches of which there is none without rows.
     Two workers."""
     axis = Mesh(backend, dp=-1)["dp"]
     data = [torch.tensor([float(k), 1.0, 2.0]) for k in range(5)]

@@ -110,7 +110,7 @@ class Chain:
     micro_batches: int = 4
     chunks: int = 1
     positions: str = "shared"
-    """Those of all rows, or of "each" row, or "none"."""
+    """Rows: of all, of "each" row, or "none"."""
     recompute: bool = False
     by_name: bool = True
     slots: int | None = None

@@ -27,7 +27,7 @@ CUTS: dict[str, tuple[str, ...]] = {
     "T5": ("decoder", "decoder.block.1", "decoder.block.2"),
     "Mixtral": ("model.layers.1", "model.layers.2", "lm_head"),
 }
-"""Where models of four layers (T5 three) are cut into four stages."""
+"""Places where models of four layers (T5 three) are cut into four stages."""
 
 
 class Net(NamedTuple):
