@@ -196,22 +196,34 @@ def layers_may_be_autocast(backend: Backend) -> None:
 
 
 def results_may_be_changed_in_place(backend: Backend) -> None:
+    """Outputs and gradients are those of activations that make new tensors."""
     P = row(backend, 1, 1)
+    x = torch.randn(4, 2, 4, requires_grad=True)
     net = torch.nn.Sequential(
         layers.Conv1d(P, 2, 3, 3, padding=1),
-        torch.nn.ReLU(inplace=True),
+        torch.nn.LeakyReLU(inplace=True),
         layers.MaxPool1d(P, 2),
-        torch.nn.ReLU(inplace=True),
+        torch.nn.LeakyReLU(inplace=True),
         layers.Repartition(P, one(1, 1, 1)),
-        torch.nn.ReLU(inplace=True),  # also on workers that hold none of it
+        torch.nn.LeakyReLU(inplace=True),  # also on workers that hold none of it
         torch.nn.Flatten(),
         layers.Linear(one(1, 1), 6 * size(backend), 2),
-        torch.nn.ReLU(inplace=True),
+        torch.nn.LeakyReLU(inplace=True),
         torch.nn.Sigmoid(),
     )
-    x = torch.randn(4, 2, 4, requires_grad=True)
-    net(x).sum().backward()
-    assert x.grad.abs().sum() > 0
+    found = []
+    for inplace in (True, False):
+        for activation in net:
+            if isinstance(activation, torch.nn.LeakyReLU):
+                activation.inplace = inplace
+        y = net(x)
+        leaves = [x, *net.parameters()]
+        for leaf in leaves:
+            leaf.grad = None
+        y.sum().backward()
+        found.append((y, *(leaf.grad for leaf in leaves)))
+    assert all(map(torch.equal, *found))
+    assert found[0][1].count_nonzero()  # no activation's slope is 0
 
 
 def layers_may_be_compiled(backend: Backend) -> None:
