@@ -32,7 +32,7 @@ from linop.strategies.data.replicas import (
     module_checked,
     summed_already,
 )
-from linop.strategies.data.unit import only_shapes
+from linop.strategies.data.sharded.unit import only_shapes
 from linop.strategies.mesh import Axis
 
 _NAME = "DataParallel"

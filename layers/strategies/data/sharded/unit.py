@@ -26,15 +26,15 @@ from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.data.calls import Call
-from linop.strategies.data.held import Held
 from linop.strategies.data.mean_losses import Hint
-from linop.strategies.data.members import Member, converted, gathering, shard_marked
 from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
-from linop.strategies.data.precision import dtypes_of, paired
-from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
-from linop.strategies.data.usage import noted, told, use_space
+from linop.strategies.data.sharded.calls import Call
+from linop.strategies.data.sharded.held import Held
+from linop.strategies.data.sharded.members import Member, converted, gathering, shard_marked
+from linop.strategies.data.sharded.precision import dtypes_of, paired
+from linop.strategies.data.sharded.prefetch import passes_of
+from linop.strategies.data.sharded.usage import noted, told, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 

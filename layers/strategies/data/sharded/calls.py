@@ -18,7 +18,7 @@ from linop.backends.autograd.saved import saved, taken
 from linop.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from linop.strategies.data.unit import Unit
+    from linop.strategies.data.sharded.unit import Unit
 
 
 _WHERE = "a module under fully_shard"
