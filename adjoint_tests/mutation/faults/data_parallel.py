@@ -235,7 +235,7 @@ DATA_PARALLEL = (
         "shards are gathered though workers have frozen other ones",
         "agreement",
         "linop.strategies.data.sharded.unit:Unit._arrived",
-        "not are_equal(note)",
+        "not are_equal(gathered[-1].detach()[:, len(self.members) :])",
         "False",
         ("test_out_of_step.py::test_on_threads",),
     ),

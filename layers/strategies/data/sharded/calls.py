@@ -91,7 +91,7 @@ class Call:
                     f"fully_shard: parameters of {self.unit.name} changed between forward and "
                     f"backward; update them after it"
                 )
-            self.whole = self.unit.gathered()
+            self.whole = self.unit.gathered(again=True)
             if self.unit.prefetch:
                 self.unit.passes.gather_before(self)
         return self.whole
