@@ -105,7 +105,7 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     if known.keeps_rows is not None:
         return known.keeps_rows
     name, bare, in_place = known.name, known.bare, known.in_place
-    tensors = [*_tensors((arguments, options.values()))]
+    tensors = [*_tensors([*arguments, *options.values()])]
     like: Tensor = next(one for one in tensors if isinstance(one, _Guarded))
     same = [one.shape == like.shape for one in tensors]
     fits = all(ok or not (one.ndim or one is like) for ok, one in zip(same, tensors, strict=True))
