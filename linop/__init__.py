@@ -104,7 +104,7 @@ if typing.TYPE_CHECKING:
     from linop import strategies as strategies
     from linop import testing as testing
 
-__version__ = "0.1.0"
+__version__: str
 
 __all__ = [
     "COPIES",
@@ -208,10 +208,23 @@ _MODULES = (
 """Public modules, those that are heavy imported on first access; all others are the house's."""
 
 
+def _version() -> str:
+    """The version of the installed distribution, which its tag gave it; "0+unknown" in a checkout
+    where none is installed."""
+    from importlib import metadata  # here, since few programs ask
+
+    try:
+        return metadata.version("linop-algebra")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> typing.Any:
-    """Import a public module on first access; resolve deprecated names."""
+    """Import a public module on first access; find the version; resolve deprecated names."""
     if name in _MODULES:
         return importlib.import_module(f"linop.{name}")
+    if name == "__version__":
+        return _version()
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
         return verify_plans
