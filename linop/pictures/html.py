@@ -22,8 +22,13 @@ _TEXT, _LINES = 64, 400
 class Shown(Drawn, Protocol):
     """What is shown: an operator."""
 
-    loops: bool
-    depth: int
+    @property
+    def loops(self) -> bool:
+        """True if it has time loops."""
+
+    @property
+    def depth(self) -> int:
+        """Of its expression."""
 
     @property
     def shape(self) -> tuple[int, int]:

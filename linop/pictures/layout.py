@@ -77,14 +77,14 @@ class Panel:
             drawn.rect(x, top, wide, bottom - top, fill="currentColor", opacity=0.045, round=7)
             title = f"worker {worker}" if worker is not None else f"{scene.hidden:,} more"
             drawn.text(x + wide / 2, top + 15, title, anchor="middle", opacity=SOFT)
-        for k, at in enumerate(order):
-            self._level(at, tops[at], lanes, left, above=k + 1 < len(order) or len(order) == 1)
+        for at in order:
+            self._level(at, tops[at], lanes, left)
         for at, links in enumerate(scene.links):
-            for link in sorted(links, key=lambda one: isinstance(one, Arrow) and one.message):
-                if isinstance(link, Wire):
-                    self._wire(at, link)
-                else:
-                    self._arrow(at, link)
+            for wire in (link for link in links if isinstance(link, Wire)):
+                self._wire(at, wire)
+            arrows = [link for link in links if isinstance(link, Arrow)]
+            for arrow in sorted(arrows, key=lambda one: one.message):
+                self._arrow(at, arrow)
         for at in order:
             self._names(at, above=at != order[-1] or len(order) == 1)
         self.bottom = bottom
@@ -193,7 +193,6 @@ class Panel:
         y: float,
         lanes: dict[int | None, tuple[float, float]],
         left: float,
-        above: bool,
     ) -> None:
         level = self.scene.levels[at]
         high = self._height(level)
@@ -348,12 +347,11 @@ class Panel:
         if arrow.message:
             self.kinds.add("message")
             dense = sum(map(len, self.scene.links)) > _DENSE
-            thick, clear = (1.2, 0.75) if dense else (2, 1)
+            thick, clear = (1.2, 0.75) if dense else (2.0, 1.0)
             self._curve(x0, y0, x1, stop, line=c, thick=thick, opacity=clear, hint=told)
         else:
             self.kinds.add("copy")
-            style = {"line": "currentColor", "dashes": "3 3", "opacity": 0.6}
-            self._curve(x0, y0, x1, stop, hint=told, **style)
+            self._curve(x0, y0, x1, stop, line="currentColor", dashes="3 3", opacity=0.6, hint=told)
         ink = c if arrow.message else "currentColor"
         if arrow.adds:
             self.kinds.add("add")

@@ -25,8 +25,13 @@ _TITLE = 44
 class Drawn(HasStages, Protocol):
     """What is drawn: an operator."""
 
-    domain: Space
-    codomain: Space
+    @property
+    def domain(self) -> Space:
+        """What it is applied to."""
+
+    @property
+    def codomain(self) -> Space:
+        """What it gives."""
 
     @property
     def H(self) -> Any:
@@ -61,8 +66,7 @@ def draw(op: Drawn, adjoint: bool = True, workers: Sequence[int] | None = None) 
                 y = drawn.bottom + 26
     y = drawn.bottom + 26
     if kinds:
-        legend(drawn, kinds, MARGIN, y)
-        y += 20
+        y = legend(drawn, kinds, MARGIN, y) + 20
     for said in _left_out([scene for _, scene in pairs]):
         drawn.text(MARGIN, y, said, size=11, opacity=SOFT)
         y += 16

@@ -143,8 +143,10 @@ def hint(space: Space, region: Region) -> str:
     return f"{label(space, region)}, shape {region.shape}, {copies}"
 
 
-def legend(drawn: Drawing, kinds: Iterable[str], x: float, y: float) -> None:
-    """What the lines and fills of panels mean, those that occur."""
+def legend(drawn: Drawing, kinds: Iterable[str], left: float, y: float) -> float:
+    """What the lines and fills of panels mean, those that occur, in as many lines as the picture is
+    wide; returns the last line's baseline."""
+    x, limit = left, max(drawn.right, 520.0)
     words = {
         "message": "sent to another worker",
         "copy": "copied inside a worker's memory",
@@ -154,6 +156,9 @@ def legend(drawn: Drawing, kinds: Iterable[str], x: float, y: float) -> None:
         "map": "local map",
     }
     for kind in (k for k in words if k in set(kinds)):
+        wide = 34 + text_width(words[kind], 11)
+        if x > left and x + wide > limit:
+            x, y = left, y + 20
         if kind == "message":
             drawn.path(f"M{number(x)} {number(y - 4)}h20", line=colour(0), thick=2)
             drawn.head(x + 26, y - 4, "right", colour(0))
@@ -171,4 +176,5 @@ def legend(drawn: Drawing, kinds: Iterable[str], x: float, y: float) -> None:
                 x, y - 11, 26, 14, fill="currentColor", opacity=0.1, line="currentColor", round=7
             )
         drawn.text(x + 34, y, words[kind], size=11, opacity=SOFT)
-        x += 34 + text_width(words[kind], 11) + 22
+        x += wide + 22
+    return y

@@ -166,9 +166,9 @@ def _rectangle(
         drawn.text(left - 6, middle, text, size=11, anchor="end", opacity=SOFT)
     for row, column in product(down, across):
         frame = left + column.at, top + row.at, column.long, row.long
+        centre = frame[0] + column.long / 2, frame[1] + row.long / 2 + 4
         if row.number is None or column.number is None:
-            middle = frame[0] + column.long / 2, frame[1] + row.long / 2 + 4
-            drawn.text(*middle, "…", anchor="middle", opacity=SOFT)
+            drawn.text(*centre, "…", anchor="middle", opacity=SOFT)
             continue
         at = [*([row.number] if downs else []), *([column.number] if dims else [])]
         workers = holders(X, grid, dims, at)
@@ -176,8 +176,7 @@ def _rectangle(
         dashes = "5 3" if REPLICATED in X.axes else ""
         hint = f"worker {', '.join(map(str, workers[:8].tolist()))}"
         drawn.rect(*frame, fill=c, opacity=0.16, line=c, thick=1.5, dashes=dashes, hint=hint)
-        middle = frame[0] + column.long / 2, frame[1] + row.long / 2 + 4
-        drawn.text(*middle, _names(workers, column.long), anchor="middle")
+        drawn.text(*centre, _names(workers, column.long), anchor="middle")
     return top + length(down) + 22
 
 
