@@ -3,9 +3,9 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.fourier`, `linop.loops`,
-`linop.planning`, `linop.solvers`, `linop.schedules`, `linop.networks`, `linop.errors`,
-`linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers` and
-`linop.strategies`.
+`linop.planning`, `linop.pictures`, `linop.solvers`, `linop.schedules`, `linop.networks`,
+`linop.errors`, `linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers`
+and `linop.strategies`.
 """
 
 import importlib
@@ -98,6 +98,7 @@ if typing.TYPE_CHECKING:
     from linop import local_operators as local_operators
     from linop import loops as loops
     from linop import networks as networks
+    from linop import pictures as pictures
     from linop import planning as planning
     from linop import schedules as schedules
     from linop import solvers as solvers
@@ -199,6 +200,7 @@ _MODULES = (
     "local_operators",
     "loops",
     "networks",
+    "pictures",
     "planning",
     "schedules",
     "solvers",
