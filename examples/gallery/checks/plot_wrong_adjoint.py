@@ -2,9 +2,9 @@
 Find out that an adjoint is wrong, and where
 ============================================
 
-You interpolate between samples at given points, and wrote the adjoint by hand. The gradient looks
-plausible, and the inversion stalls. The dot-product test, ⟨F x, y⟩ = ⟨x, F* y⟩, says whether the
-adjoint is one, and Hypothesis finds the smallest points at which it is not.
+You interpolate between samples at given points, and wrote the adjoint by hand. The gradient
+looks plausible, and the inversion stalls. The dot-product test, ⟨F x, y⟩ = ⟨x, F* y⟩, says
+whether the adjoint is one, and Hypothesis finds the smallest points at which it is not.
 """
 
 import matplotlib.pyplot as plt
@@ -49,8 +49,8 @@ assert linop.testing.check_adjoint(operator(9, [0, 3, 6], [0.5, 0.25, 0.75]))
 # %%
 # Let Hypothesis choose them
 # --------------------------
-# It draws the number of samples and the points, finds some at which the test fails, and shrinks
-# them: fewer, smaller, simpler, as long as the test still fails.
+# It draws the number of samples and the points, finds some at which the test fails, and
+# shrinks them: fewer, smaller, simpler, as long as the test still fails.
 
 
 @settings(database=None, derandomize=True, deadline=None)
@@ -72,8 +72,8 @@ print(f"n = {n}, left = {left}")
 print(report)
 
 # %%
-# Two points between the same two samples: ``x[left] += …`` of NumPy adds once where an index occurs
-# twice. ``np.add.at`` adds each.
+# Two points between the same two samples: ``x[left] += …`` of NumPy adds once where an
+# index occurs twice. ``np.add.at`` adds each.
 
 assert len(left) == len(set(left)) + 1 == 2
 
@@ -93,11 +93,17 @@ def mended(y, left, weight, n):
 
 points = np.array([0, 2, 2, 5]), np.full(4, 0.25)
 F = np.stack([forward(e, *points) for e in np.eye(7)], axis=1)
-wrong, right = (np.stack([f(e, *points, 7) for e in np.eye(4)], 1) for f in (backward, mended))
+wrong, right = (
+    np.stack([f(e, *points, 7) for e in np.eye(4)], 1) for f in (backward, mended)
+)
 assert (right == F.T).all() and (wrong != F.T).sum() == 2
 
-figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
-titles = "the forward F", "the author's adjoint, transposed", "the mended one, transposed"
+figure, axes = plt.subplots(3, 1, figsize=(6, 8), layout="constrained")
+titles = (
+    "the forward F",
+    "the author's adjoint, transposed",
+    "the mended one, transposed",
+)
 for panel, matrix, title in zip(axes, (F, wrong.T, right.T), titles, strict=True):
     panel.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     for (row, column), value in np.ndenumerate(matrix):
@@ -107,5 +113,7 @@ for panel, matrix, title in zip(axes, (F, wrong.T, right.T), titles, strict=True
             panel.text(column, row, f"{value:g}", ha="center", va="center", color=ink)
             if differs:
                 panel.plot(column, row, "o", markersize=24, fillstyle="none", color="C3")
-    panel.set(title=title, xlabel="sample", ylabel="point", xticks=range(7), yticks=range(4))
+    panel.set(
+        title=title, xlabel="sample", ylabel="point", xticks=range(7), yticks=range(4)
+    )
 plt.show()

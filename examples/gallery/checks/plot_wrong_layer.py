@@ -2,10 +2,10 @@
 Name the layer whose gradient is wrong
 ======================================
 
-A model is split over two GPUs as Megatron does it: an MLP whose first layer is cut in columns and
-whose second in rows. The loss is that of the model on one GPU, and training is a little worse. One
-check runs a step of both, and says which gradients differ, by what, and in which line the message
-is that is missing, or too many.
+A model is split over two GPUs as Megatron does it: an MLP whose first layer is cut in
+columns and whose second in rows. The loss is that of the model on one GPU, and training is
+a little worse. One check runs a step of both, and says which gradients differ, by what, and
+in which line the message is that is missing, or too many.
 """
 
 import matplotlib.pyplot as plt
@@ -19,8 +19,8 @@ import linop
 # %%
 # The program
 # -----------
-# It uses torch alone. Behind the split layers their parts are summed, by an all-reduce. Its author
-# took care of the backward pass, too: gradients are summed there, as well.
+# It uses torch alone. Behind the split layers their parts are summed, by an all-reduce. Its
+# author took care of the backward pass, too: gradients are summed there, as well.
 
 
 def total(x):
@@ -85,18 +85,28 @@ print(found)
 # %%
 # Two faults
 # ----------
-# The loss is right, and so is the output layer. The split layers' gradients are twice too large:
-# the adjoint of a sum *to all* is a copy. And the input layer gets on each rank what its half of
-# the MLP sends back, and nobody adds the halves: the adjoint of a copy *to all* is a sum.
-# Megatron's f and g are these two.
+# The loss is right, and so is the output layer. The split layers' gradients are twice too
+# large: the adjoint of a sum *to all* is a copy. And the input layer gets on each rank what
+# its half of the MLP sends back, and nobody adds the halves: the adjoint of a copy *to all*
+# is a sum. Megatron's f and g are these two.
 
 assert not found and found.loss_is_equal
 kinds = {name: str(one.kind) for name, one in found.parameters.items()}
-assert kinds["inp.weight"] == "terms that were not summed" and kinds["up.weight"] == "a factor"
+assert (
+    kinds["inp.weight"] == "terms that were not summed" and kinds["up.weight"] == "a factor"
+)
 assert kinds["out.weight"] == "equal"
 
-figure, panel = plt.subplots(figsize=(9, 3), layout="constrained")
-order = "inp.weight", "inp.bias", "up.weight", "up.bias", "down.weight", "out.weight", "out.bias"
+figure, panel = plt.subplots(figsize=(8, 4), layout="constrained")
+order = (
+    "inp.weight",
+    "inp.bias",
+    "up.weight",
+    "up.bias",
+    "down.weight",
+    "out.weight",
+    "out.bias",
+)
 for row, name in enumerate(order):
     verdict = found.parameters[name]
     equal = kinds[name] == "equal"

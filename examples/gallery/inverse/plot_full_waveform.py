@@ -2,10 +2,10 @@
 Find a medium from the waves that crossed it
 ============================================
 
-Waves are sent from above and heard below. How fast the medium carries them changes what is heard,
-not linearly, and you want the medium: full-waveform inversion. It needs the gradient of a misfit
-with respect to every point of the medium, and that is the adjoint of the derivative of a time loop.
-``linop.loops.evolution`` derives it.
+Waves are sent from above and heard below. How fast the medium carries them changes what is
+heard, not linearly, and you want the medium: full-waveform inversion. It needs the gradient
+of a misfit with respect to every point of the medium, and that is the adjoint of the
+derivative of a time loop. ``linop.loops.evolution`` derives it.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +21,8 @@ M, U, B, W, V, P = (TensorSpace(shape, Partition((1, 2)), name=name) for name in
 # %%
 # The wave equation with a medium m
 # ---------------------------------
-# u ← 2 u − b + m Δu, b ← u: linear in the wave and in the medium, and not in both. ``chain``
-# composes operators with the product of two vectors, and knows its derivative.
+# u ← 2 u − b + m Δu, b ← u: linear in the wave and in the medium, and not in both.
+# ``chain`` composes operators with the product of two vectors, and knows its derivative.
 
 laplace, keep = linop.laplacian(U), repartition(U, B)
 apart = vstack(
@@ -31,16 +31,21 @@ apart = vstack(
     hstack(keep, zero(B, B)),
 )
 step = chain(apart, multiply(W, M, "p"), hstack(repartition(V, U), repartition(P, U)))
-above, below = (linop.pad(U, [(-1 - k, k + 2 - shape[0]), (0, 0)]) for k in (0, shape[0] - 3))
+above, below = (
+    linop.pad(U, [(-1 - k, k + 2 - shape[0]), (0, 0)]) for k in (0, shape[0] - 3)
+)
 waves = linop.loops.evolution(
-    step, steps, vstack(above.H, zero(above.codomain, B)), hstack(below, zero(B, below.codomain))
+    step,
+    steps,
+    vstack(above.H, zero(above.codomain, B)),
+    hstack(below, zero(B, below.codomain)),
 )
 
 # %%
 # The misfit and its gradient
 # ---------------------------
-# Four shots, one after the other. ``run.vjp`` is the product with the adjoint of the Jacobian: it
-# runs the loop backwards.
+# Four shots, one after the other. ``run.vjp`` is the product with the adjoint of the
+# Jacobian: it runs the loop backwards.
 
 i, j = np.ogrid[: shape[0], : shape[1]]
 true = 0.2 + 0.06 * np.exp(-((i - 10) ** 2 + (j - 12) ** 2) / 10)
@@ -48,7 +53,9 @@ true = true - 0.05 * np.exp(-((i - 11) ** 2 + (j - 24) ** 2) / 8)
 t = np.arange(steps)[:, None] / 5 - 2
 wavelet = (1 - 2 * t**2) * np.exp(-(t**2))
 signals = waves.domain.parts[-1]
-shots = [signals.scatter((wavelet * (np.arange(shape[1]) == c))[:, None]).arrays for c in columns]
+shots = [
+    signals.scatter((wavelet * (np.arange(shape[1]) == c))[:, None]).arrays for c in columns
+]
 
 
 def main(backend):
@@ -67,7 +74,7 @@ def main(backend):
     right, guess = (backend.vector(M, M.scatter(m)) for m in (true, np.full(shape, 0.2)))
     data = [hear(right, shot) for shot in shots]
 
-    # The gradient is right if the linear model's error falls by four when the step is halved.
+    # A right gradient: half the step, a quarter of the linear model's error.
     (value, gradient), errors = misfit(guess), []
     slope = gradient.norm()
     for h in (1e-2, 5e-3):
@@ -83,13 +90,16 @@ cost = results[0][2]
 model, gradient = (
     M.gather({n: a for one in results for n, a in one[k].arrays.items()}) for k in (0, 1)
 )
-heard = waves.codomain.gather({n: a for one in results for n, a in one[3].arrays.items()})[:, 0]
+heard = waves.codomain.gather({n: a for one in results for n, a in one[3].arrays.items()})[
+    :, 0
+]
 print(f"the misfit falls to {cost[-1] / cost[0]:.1%} in {len(cost) - 1} iterations")
 assert cost[-1] < 0.05 * cost[0]
 error = np.linalg.norm(model - true) / np.linalg.norm(0.2 - true)
 assert error < 0.8
 
-figure, axes = plt.subplots(1, 5, figsize=(15, 3), layout="constrained")
+figure, axes = plt.subplot_mosaic("AD;CB;EE", figsize=(8, 7.2), layout="constrained")
+axes = [axes[letter] for letter in "ABCDE"]
 axes[0].imshow(true, vmin=0.14, vmax=0.27)
 axes[0].plot(columns, [1] * 4, "r*", markersize=9)
 axes[0].plot(j[0], [shape[0] - 2] * shape[1], "wv", markersize=3)
@@ -103,7 +113,7 @@ axes[3].imshow(model, vmin=0.14, vmax=0.27)
 axes[3].set_title(f"found: {error:.0%} of the error left")
 axes[4].semilogy(cost, "o-")
 axes[4].set(title="misfit", xlabel="iteration of L-BFGS")
-for panel in axes[[0, 2, 3]]:
+for panel in axes[0], axes[2], axes[3]:
     panel.axvline(shape[1] / 2 - 0.5, color="grey", linestyle=":")
     panel.set_axis_off()
 plt.show()

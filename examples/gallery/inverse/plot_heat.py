@@ -2,9 +2,9 @@
 Find what heats a plate from its temperature
 ============================================
 
-A plate has been heated for a while, and its temperature was taken at every fourth point. Which
-parts were heated? The forward model is a time loop on blocks of the plate, and least squares needs
-its adjoint: the same steps, backwards.
+A plate has been heated for a while, and its temperature was taken at every fourth point.
+Which parts were heated? The forward model is a time loop on blocks of the plate, and least
+squares needs its adjoint: the same steps, backwards.
 """
 
 import time
@@ -20,14 +20,16 @@ X = linop.TensorSpace(shape, linop.Partition((2, 2)), name="u")
 # %%
 # A source that stays on
 # ----------------------
-# A step of diffusion is a stencil, u ← D u, and the source is added in each: after n steps the
-# temperature is (1 + D + … + Dⁿ) s. Written by Horner's rule, that is a loop of an operator on the
-# pair (temperature, source).
+# A step of diffusion is a stencil, u ← D u, and the source is added in each: after n steps
+# the temperature is (1 + D + … + Dⁿ) s. Written by Horner's rule, that is a loop of an
+# operator on the pair (temperature, source).
 
 around = dict.fromkeys([(1, 0), (-1, 0), (0, 1), (0, -1)], 0.2)
 S = linop.TensorSpace(shape, X.partition, name="s")
 spread, source = linop.stencil(X, {(0, 0): 0.2, **around}), linop.repartition(S, X)
-step = linop.vstack(linop.hstack(spread, source), linop.hstack(linop.zero(X, S), linop.identity(S)))
+step = linop.vstack(
+    linop.hstack(spread, source), linop.hstack(linop.zero(X, S), linop.identity(S))
+)
 begin = linop.vstack(linop.zero(S, X), linop.identity(S))
 mask = np.zeros(shape)
 mask[2::4, 2::4] = 1
@@ -71,14 +73,18 @@ assert error < 0.5
 # %%
 # What an iteration costs
 # -----------------------
-# Forward and adjoint are 40 steps each, and a step sends the edges of the blocks. The prediction is
-# of messages on a machine; what was measured includes computing, by four threads.
+# Forward and adjoint are 40 steps each, and a step sends the edges of the blocks. The
+# prediction is of messages on a machine; what was measured includes computing, by four
+# threads.
 
 cost = linop.simulate(step)
-print(f"a step: {cost.messages} messages, {cost.bytes} bytes, {1e6 * cost.time:.0f} µs predicted")
-print(f"80 steps: {80e3 * cost.time:.1f} ms predicted, {1e3 * max(seconds):.1f} ms measured")
+print(f"a step: {cost.messages} messages, {cost.bytes} bytes")
+print(
+    f"80 steps: {80e3 * cost.time:.1f} ms predicted, {1e3 * max(seconds):.1f} ms measured"
+)
 
-figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8, 5.6), layout="constrained")
+axes = [*axes.values()]
 i, j = np.nonzero(mask)
 drawn = [
     axes[0].imshow(heated, cmap="inferno"),

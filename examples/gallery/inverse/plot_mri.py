@@ -2,9 +2,10 @@
 Deblur an MRI scan
 ==================
 
-A scan is blurred and noisy, and you want it sharp. Dividing by the blur makes the noise explode, so
-the answer is a compromise of two wishes: it should explain the data, and be smooth, or have sharp
-edges between flat parts. The scan is cut over four workers, and the solvers neither know nor care.
+A scan is blurred and noisy, and you want it sharp. Dividing by the blur makes the noise
+explode, so the answer is a compromise of two wishes: it should explain the data, and be
+smooth, or have sharp edges between flat parts. The scan is cut over four workers, and the
+solvers neither know nor care.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +22,8 @@ X = linop.TensorSpace(scan.shape, linop.Partition((2, 2)))
 # %%
 # The blur
 # --------
-# It is the product of two filters. Its adjoint, which all methods need, is derived; here it is
-# checked against the forward on random vectors.
+# It is the product of two filters. Its adjoint, which all methods need, is derived; here it
+# is checked against the forward on random vectors.
 
 weights = np.exp(-(np.arange(-7, 8) ** 2) / 8.0)
 weights /= weights.sum()
@@ -48,7 +49,9 @@ def main(backend):
     plain = cgls(plan, d, niter=60, tol=0).x
 
     stacked = linop.block([[A], [0.1 * linop.laplacian(X, boundary="edge")]])
-    smooth = cgls(stacked.compile(backend), stacked.codomain.join(d, 0 * d), niter=60, tol=0).x
+    smooth = cgls(
+        stacked.compile(backend), stacked.codomain.join(d, 0 * d), niter=60, tol=0
+    ).x
 
     misfit = prox.squared_l2(1.0, d, plan, niter=5, rtol=1e-4)
     K = prox.gradient(X).compile(backend)
@@ -76,18 +79,22 @@ for name, value in errors.items():
 assert errors["smooth"] < errors["blurred, noisy"] < errors["least squares alone"]
 assert errors["sharp"] < errors["blurred, noisy"]
 
-figure, axes = plt.subplots(1, 5, figsize=(14, 3.2), layout="constrained")
-for panel, image, name in zip(axes, [scan, data, *found], ("the scan", *names), strict=True):
+figure, axes = plt.subplots(2, 3, figsize=(8, 6), layout="constrained")
+shown = zip(axes.flat, [scan, data, *found], ("the scan", *names), strict=False)
+for panel, image, name in shown:
     panel.imshow(image, cmap="gray", vmin=0, vmax=0.8)
     panel.set_title(name if name not in errors else f"{name}\nerror {errors[name]:.3f}")
     panel.set_axis_off()
+axes[1, 2].barh(list(errors), list(errors.values()), color="grey")
+axes[1, 2].set(title="errors", yticks=[])
+for row, name in enumerate(errors):
+    axes[1, 2].text(0.01, row, name, va="center")
 plt.show()
 
 # %%
 # What an iteration sends: halos of the blur, forward and adjoint.
 
 there, back = A.cost(), A.H.cost()
-print(
-    f"forward {there.messages} messages, {there.bytes} bytes; adjoint {back.messages}, {back.bytes}"
-)
+print(f"forward {there.messages} messages, {there.bytes} bytes")
+print(f"adjoint {back.messages} messages, {back.bytes} bytes")
 assert there.bytes == back.bytes

@@ -2,9 +2,10 @@
 Invert a post-stack seismic section
 ===================================
 
-A seismic section shows reflections: the derivative of the rock's impedance, seen through a wavelet.
-You want the impedance. The section is cut over workers by its traces; the model needs no
-neighbours, and what makes the answer plausible, smoothness across traces, needs them.
+A seismic section shows reflections: the derivative of the rock's impedance, seen through a
+wavelet. You want the impedance. The section is cut over workers by its traces; the model
+needs no neighbours, and what makes the answer plausible, smoothness across traces, needs
+them.
 """
 
 import matplotlib.pyplot as plt
@@ -22,8 +23,9 @@ X = linop.TensorSpace(impedance.shape, linop.Partition((4, 1)), name="m")
 # %%
 # The model
 # ---------
-# Reflections are half the derivative in depth, a stencil of two taps. The wavelet is Ricker's, a
-# stencil of 41. Their product has no messages: it reads within a trace, and traces are whole.
+# Reflections are half the derivative in depth, a stencil of two taps. The wavelet is
+# Ricker's, a stencil of 41. Their product has no messages: it reads within a trace, and
+# traces are whole.
 
 t = (np.arange(41) - 20) * 0.004
 ricker = (1 - 2 * (np.pi * 15 * t) ** 2) * np.exp(-((np.pi * 15 * t) ** 2))
@@ -36,8 +38,8 @@ assert A.cost().messages == 0 and L.cost().messages == 6
 # %%
 # From data to impedance
 # ----------------------
-# The starting model is smooth, as well logs and velocities give it. Least squares alone fits the
-# noise, trace by trace, and least squares with a weight on the Laplacian does not.
+# The starting model is smooth, as well logs and velocities give it. Least squares alone
+# fits the noise, trace by trace, and least squares with a weight on the Laplacian does not.
 
 clean = X.gather(A(X.scatter(impedance)))
 noise = 0.1 * clean.std() * np.random.default_rng(1).standard_normal(clean.shape)
@@ -49,7 +51,9 @@ def main(backend):
     d, x0 = (backend.vector(X, values[mine]) for values in (data, start))
     plain = cgls(A.compile(backend), d, x0, niter=60, tol=0)
     stacked = linop.block([[A], [0.5 * L]])
-    smooth = cgls(stacked.compile(backend), stacked.codomain.join(d, 0 * d), x0, niter=60, tol=0)
+    smooth = cgls(
+        stacked.compile(backend), stacked.codomain.join(d, 0 * d), x0, niter=60, tol=0
+    )
     return [next(iter(found.x.arrays.values())) for found in (plain, smooth)]
 
 
@@ -62,7 +66,9 @@ def error(model):
     return np.linalg.norm(model - impedance) / np.linalg.norm(impedance - start)
 
 
-print(f"of the error of the start: {error(plain):.2f} by least squares, {error(smooth):.2f} smooth")
+print(
+    f"of the start's error: {error(plain):.2f} by least squares, {error(smooth):.2f} smooth"
+)
 assert error(smooth) < error(plain) and error(smooth) < 1
 
 # %%
@@ -72,14 +78,21 @@ cost = linop.simulate(L)
 print(f"{cost.messages} messages, {cost.bytes} bytes, {1e6 * cost.time:.0f} µs predicted")
 assert cost.bytes == 6 * 120 * 8
 
-figure, axes = plt.subplots(1, 5, figsize=(15, 3.4), layout="constrained", sharey=True)
+figure, axes = plt.subplots(2, 3, figsize=(8.5, 6.5), layout="constrained")
 shown = {"impedance": impedance, "data": data, "start": start}
 shown |= {"least squares": plain, "with smoothness": smooth}
-for panel, (title, values) in zip(axes, shown.items(), strict=True):
+for panel, (title, values) in zip(axes.flat, shown.items(), strict=False):
     limits = {} if title == "data" else {"vmin": impedance.min(), "vmax": impedance.max()}
-    panel.imshow(values.T, cmap="gray" if title == "data" else "viridis", aspect="auto", **limits)
+    panel.imshow(
+        values.T, cmap="gray" if title == "data" else "viridis", aspect="auto", **limits
+    )
     panel.set(title=title, xlabel="trace")
     for worker in (1, 2, 3):
         panel.axvline(X.slices(worker)[0].start - 0.5, color="white", linestyle=":")
-axes[0].set_ylabel("depth")
+for (title, values), style in zip(shown.items(), ("k-", "", ":", "", "C1-"), strict=True):
+    if style:
+        axes[1, 2].plot(values[60], style, label=title)
+axes[1, 2].set(title="trace 60", xlabel="depth")
+axes[1, 2].legend(fontsize=8)
+axes[0, 0].set_ylabel("depth")
 plt.show()

@@ -3,8 +3,8 @@ Take derivatives of a terrain
 =============================
 
 You have heights on a grid that is cut over workers, and want slopes, a shaded map, and the
-curvature that says where water gathers. Derivatives read neighbours, also those on other workers;
-an inverse problem needs their adjoints, too.
+curvature that says where water gathers. Derivatives read neighbours, also those on other
+workers; an inverse problem needs their adjoints, too.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +21,8 @@ X = linop.TensorSpace(height.shape, linop.Partition((2, 2)))
 # %%
 # Slopes
 # ------
-# A central difference is a stencil: weights by offset. ``boundary="edge"`` repeats the outermost
-# heights.
+# A central difference is a stencil: weights by offset. ``boundary="edge"`` repeats the
+# outermost heights.
 
 dy = linop.stencil(X, {(1, 0): 0.5 / metres[0], (-1, 0): -0.5 / metres[0]}, boundary="edge")
 dx = linop.stencil(X, {(0, 1): 0.5 / metres[1], (0, -1): -0.5 / metres[1]}, boundary="edge")
@@ -31,9 +31,9 @@ gradient = linop.block([[dy], [dx]])
 # %%
 # Curvature
 # ---------
-# The divergence is minus the adjoint of the gradient, and the Laplacian is the divergence of the
-# gradient. The adjoint is derived, so that the edges are right without a thought: no height is
-# gained or lost, and the sum over the map is zero.
+# The divergence is minus the adjoint of the gradient, and the Laplacian is the divergence
+# of the gradient. The adjoint is derived, so that the edges are right without a thought: no
+# height is gained or lost, and the sum over the map is zero.
 
 curvature = -(gradient.H @ gradient)
 assert linop.testing.check_self_adjoint(curvature)
@@ -57,8 +57,8 @@ assert abs(slope_y[1:-1] - inside).max() < 1e-12
 # %%
 # How little travels
 # ------------------
-# Each worker sends a row and a column, one message to each of two neighbours, however large its
-# block is.
+# Each worker sends a row and a column, one message to each of two neighbours, however large
+# its block is.
 
 cost = gradient.cost()
 print(f"{cost.messages} messages, {cost.bytes} bytes, of {height.nbytes} bytes of heights")
@@ -70,7 +70,8 @@ assert cost.messages == 8 and cost.bytes == 8 * 2 * sum(height.shape)
 normal = np.stack([-3 * slope_x, 3 * slope_y, np.ones_like(height)])
 light = np.tensordot([-0.5, 0.5, 0.7], normal / np.linalg.norm(normal, axis=0), 1)
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
+figure, axes = plt.subplot_mosaic("AA;BC", figsize=(8, 7.6), layout="constrained")
+axes = [*axes.values()]
 shown = axes[0].imshow(height, cmap="terrain")
 figure.colorbar(shown, label="metres")
 rows, columns = X.slices(0)
@@ -81,8 +82,8 @@ axes[1].imshow(light, cmap="gray")
 axes[1].set_title("shaded by their slopes")
 most = np.quantile(abs(curved), 0.98)
 shown = axes[2].imshow(curved, cmap="PuOr", vmin=-most, vmax=most)
-figure.colorbar(shown, label="1 / metre")
-axes[2].set_title("curvature: valleys positive, ridges negative")
+figure.colorbar(shown, label="1 / metre", location="bottom")
+axes[2].set_title("curvature: valleys are positive")
 for image in axes:
     image.set_axis_off()
 plt.show()

@@ -2,9 +2,9 @@
 Reconstruct an image from its projections
 =========================================
 
-A scanner measures sums along rays, from many angles, and you want the image. Each worker has some
-of the angles, and all of them need the image. Which messages does a step of the reconstruction
-take? None forward, and one sum backward, of which you write neither.
+A scanner measures sums along rays, from many angles, and you want the image. Each worker
+has some of the angles, and all of them need the image. Which messages does a step of the
+reconstruction take? None forward, and one sum backward, of which you write neither.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ y, x = np.indices((n, n)).reshape(2, -1) - (n - 1) / 2
 
 
 def rays(angle):
-    """Sums of pixels along the rays of an angle, as a sparse matrix: two rays share each pixel."""
+    """The sums along the rays of an angle, a sparse matrix: two rays share a pixel."""
     at = x * np.cos(angle) + y * np.sin(angle) + 0.75 * n
     below = np.floor(at).astype(int)
     pixels = np.arange(n * n)
@@ -35,9 +35,10 @@ def rays(angle):
 # %%
 # The operator that all workers have together
 # -------------------------------------------
-# Each worker gives the matrices of its own angles, one below the other. The image is *replicated*:
-# one image, which all workers hold. So the forward moves nothing, and the adjoint, which sums what
-# the workers found, is an all-reduce. It was derived, and ``cost`` counts it.
+# Each worker gives the matrices of its own angles, one below the other. The image is
+# *replicated*: one image, which all workers hold. So the forward moves nothing, and the
+# adjoint, which sums what the workers found, is an all-reduce. It was derived, and ``cost``
+# counts it.
 
 
 def main(backend, count):
@@ -50,14 +51,18 @@ def main(backend, count):
     return np.asarray(found), back, data, A.cost().bytes, A.H.cost()
 
 
-results = {count: linop.launch(partial(main, count=count), workers=4) for count in (8, 24, 72)}
+results = {
+    count: linop.launch(partial(main, count=count), workers=4) for count in (8, 24, 72)
+}
 found, back, _, forward, adjoint = results[72][0]
-print(f"forward {forward} bytes; adjoint {adjoint.messages} messages, {adjoint.bytes} bytes")
+print(
+    f"forward {forward} bytes; adjoint {adjoint.messages} messages, {adjoint.bytes} bytes"
+)
 assert forward == 0 and adjoint.bytes == 12 * image.nbytes
 
 # %%
-# Back-projection, the adjoint alone, is a blurred image. Least squares sharpens it, and more angles
-# more so.
+# Back-projection, the adjoint alone, is a blurred image. Least squares sharpens it, and
+# more angles more so.
 
 
 def error(values):
@@ -66,16 +71,20 @@ def error(values):
 
 errors = {count: error(workers[0][0]) for count, workers in results.items()}
 assert errors[72] < errors[24] < errors[8] and errors[72] < 0.05
-assert all((found == other[0]).all() for other in results[72])  # all workers have the same image
+assert all(
+    (found == other[0]).all() for other in results[72]
+)  # all workers have the same image
 
-figure, axes = plt.subplots(1, 6, figsize=(15, 3), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(8, 5.8), layout="constrained")
 sinogram = np.empty((72, 3 * n // 2))
 for worker, (_, _, data, *_) in enumerate(results[72]):
     sinogram[worker::4] = data.reshape(18, -1)
 shown = {"the image": image, "its projections, 72 angles": sinogram}
 shown["back-projected"] = back.reshape(n, n)
-shown |= {f"{c} angles, error {e:.2f}": results[c][0][0].reshape(n, n) for c, e in errors.items()}
-for panel, (title, values) in zip(axes, shown.items(), strict=True):
+shown |= {
+    f"{c} angles, error {e:.2f}": results[c][0][0].reshape(n, n) for c, e in errors.items()
+}
+for panel, (title, values) in zip(axes.flat, shown.items(), strict=True):
     panel.imshow(values, cmap="gray", aspect="auto" if "projections" in title else "equal")
     panel.set_title(title, fontsize=9)
     panel.set_axis_off()

@@ -2,8 +2,9 @@
 Send waves back to where they came from
 =======================================
 
-Something made a sound, and microphones in the first row heard it. Where was it? The adjoint of the
-time loop, which you do not write, plays the records backwards, and the waves meet at the source.
+Something made a sound, and microphones in the first row heard it. Where was it? The adjoint
+of the time loop, which you do not write, plays the records backwards, and the waves meet at
+the source.
 """
 
 import matplotlib.pyplot as plt
@@ -13,13 +14,15 @@ import linop
 from linop import Partition, TensorSpace, hstack, repartition, vstack, zero
 
 shape, steps = (90, 120), 230
-U, B = (TensorSpace(shape, Partition((2, 2)), name=name) for name in "ub")  # now, and before
+U, B = (
+    TensorSpace(shape, Partition((2, 2)), name=name) for name in "ub"
+)  # now, and before
 
 # %%
 # A step of the wave equation
 # ---------------------------
-# u ← 2 u − b + c Δu and b ← u, as one operator on both. The square c of the speed grows with depth,
-# and the blocks of 2 × 2 workers get their neighbours' edges by the stencil.
+# u ← 2 u − b + c Δu and b ← u, as one operator on both. The square c of the speed grows
+# with depth, and the blocks of 2 × 2 workers get their neighbours' edges by the stencil.
 
 c = np.linspace(0.1, 0.3, shape[0])[:, None] * np.ones(shape[1])
 cross = dict.fromkeys([(1, 0), (-1, 0), (0, 1), (0, -1)], c)
@@ -29,8 +32,8 @@ step = vstack(hstack(ahead, -keep.H), hstack(keep, zero(B, B)))
 # %%
 # What the microphones hear
 # -------------------------
-# They are a crop: row 3 of 90. The loop maps the first state to the records of all steps. Its step
-# is compiled once, whatever the number of steps.
+# They are a crop: row 3 of 90. The loop maps the first state to the records of all steps.
+# Its step is compiled once, whatever the number of steps.
 
 row = linop.pad(U, [(-3, 4 - shape[0]), (0, 0)])
 hears = hstack(row, zero(B, row.codomain))
@@ -70,7 +73,8 @@ assert abs(found[0] - 55) <= 3 and abs(found[1] - 75) <= 3
 cost = step.cost()
 print(f"a step sends {cost.messages} messages, {cost.bytes} bytes")
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8, 6.6), layout="constrained")
+axes = [*axes.values()]
 axes[0].imshow(sound, cmap="gray_r")
 axes[0].plot(np.arange(0, 120, 8), np.full(15, 3), "v", color="C3")
 axes[0].set_title("the sound, and microphones in row 3")

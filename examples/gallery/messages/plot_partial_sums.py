@@ -2,10 +2,10 @@
 Fit a line with several workers, right and fast
 ===============================================
 
-Progression of diabetes is explained by ten measurements of 442 patients. Four workers have some of
-the patients each, and the fit needs sums over all of them. Adding to one shared sum is what one
-writes first: it is wrong without a lock, and slow with one. Each worker's own sum, and one message,
-is right.
+Progression of diabetes is explained by ten measurements of 442 patients. Four workers have
+some of the patients each, and the fit needs sums over all of them. Adding to one shared sum
+is what one writes first: it is wrong without a lock, and slow with one. Each worker's own
+sum, and one message, is right.
 """
 
 import threading
@@ -25,9 +25,9 @@ rows = np.array_split(np.arange(len(y)), 4)
 # %%
 # A shared sum is wrong
 # ---------------------
-# ``total += term`` reads the total, adds, and writes it back. If two workers read before either
-# writes, one term is lost. Here a barrier lets that happen each time; without it, it happens some
-# of the time, which is worse.
+# ``total += term`` reads the total, adds, and writes it back. If two workers read before
+# either writes, one term is lost. Here a barrier lets that happen each time; without it, it
+# happens some of the time, which is worse.
 
 shared = {"total": 0.0}
 everybody = threading.Barrier(4)
@@ -72,9 +72,9 @@ assert np.allclose(total, x.T @ x)
 # %%
 # Partial sums
 # ------------
-# Each worker adds up its own patients, and only the four sums travel: one message from each worker
-# to each other. The order of the additions is fixed, so that all workers have the same
-# coefficients, to the last bit, in each run.
+# Each worker adds up its own patients, and only the four sums travel: one message from each
+# worker to each other. The order of the additions is fixed, so that all workers have the
+# same coefficients, to the last bit, in each run.
 
 sums = linop.all_reduce(
     linop.TensorSpace((11, 12), linop.Partition((4,)), axes=[linop.COPIES], name="sum")
@@ -101,7 +101,8 @@ print(f"{'partial sums':20} {1e6 * predicted.time:9.0f} µs predicted")
 for name, value in seconds.items():
     print(f"{name:20} {1e6 * value:9.0f} µs measured")
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+figure, axes = plt.subplot_mosaic("AA;BC", figsize=(8, 6.6), layout="constrained")
+axes = [*axes.values()]
 for k, r in enumerate(rows):
     axes[0].plot(x[r] @ found, y[r], ".", label=f"worker {k}")
 axes[0].plot(axes[0].get_xlim(), axes[0].get_xlim(), "k-", linewidth=0.8)

@@ -2,9 +2,9 @@
 Ask what ten thousand workers will do
 =====================================
 
-You have a laptop, and a proposal to write for a machine of 10,000 cores. How long do halos take,
-and sums? Which workers are the slow ones, and does it matter which are on one machine? An operator
-is a description, so it can be asked without running.
+You have a laptop, and a proposal to write for a machine of 10,000 cores. How long do halos
+take, and sums? Which workers are the slow ones, and does it matter which are on one
+machine? An operator is a description, so it can be asked without running.
 """
 
 import time
@@ -20,9 +20,9 @@ network = Network(latency=2e-6, per_byte=1e-10, between=Link(latency=1e-5, per_b
 # %%
 # Halos of 100 × 100 workers
 # --------------------------
-# A grid of 20,000 × 20,000 points, a halo of four, and 100 workers on each machine: a hundred
-# machines. The first placement puts a row of the grid of workers on a machine, the second one a
-# square of 10 × 10.
+# A grid of 20,000 × 20,000 points, a halo of four, and 100 workers on each machine: a
+# hundred machines. The first placement puts a row of the grid of workers on a machine, the
+# second one a square of 10 × 10.
 
 grid = linop.Partition((100, 100))
 X = linop.TensorSpace((20_000, 20_000), grid)
@@ -51,11 +51,11 @@ assert linop.simulate(H.H, network).bytes == row.bytes
 # %%
 # Halos and sums, from 4 workers to 10,000
 # ----------------------------------------
-# Each worker keeps its 200 × 200 points. Halos take the same time however many workers there are. A
-# sum over all workers, one number of each, takes as long as worker 0 needs for a message from
-# everybody; along the rows of the grid first, and then along a column, it takes 198 messages
-# instead of 9,999. Sums are adjoints of broadcasts, so the broadcast is written, and its adjoint
-# derived.
+# Each worker keeps its 200 × 200 points. Halos take the same time however many workers
+# there are. A sum over all workers, one number of each, takes as long as worker 0 needs for
+# a message from everybody; along the rows of the grid first, and then along a column, it
+# takes 198 messages instead of 9,999. Sums are adjoints of broadcasts, so the broadcast is
+# written, and its adjoint derived.
 
 
 def halos(n):
@@ -70,7 +70,9 @@ def at_once(n):
 
 
 def rows_first(n):
-    along = linop.broadcast(linop.TensorSpace((1,), linop.Partition((1,))), linop.Partition((n, 1)))
+    along = linop.broadcast(
+        linop.TensorSpace((1,), linop.Partition((1,))), linop.Partition((n, 1))
+    )
     return linop.in_steps(linop.broadcast(along.codomain, linop.Partition((n, n))), along).H
 
 
@@ -82,11 +84,16 @@ times = {
 assert rows_first(4).equals(at_once(4))
 assert max(times["halos"]) < 1.3 * times["halos"][1]
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8.5, 7), layout="constrained")
+axes = [*axes.values()]
 for panel, (name, one) in zip(axes, found.items(), strict=False):
     shown = panel.imshow(1e6 * one.seconds.reshape(100, 100), vmin=0, vmax=1e6 * row.time)
-    panel.set(title=f"{name}: {1e6 * one.time:.0f} µs", xlabel="column of workers", ylabel="row")
-figure.colorbar(shown, ax=axes[1], label="µs until a worker is done")
+    panel.set(
+        title=f"{name}:\n{1e6 * one.time:.0f} µs",
+        xlabel="column of workers",
+        ylabel="row",
+    )
+figure.colorbar(shown, ax=axes[:2], label="µs until a worker is done")
 for (name, values), style in zip(times.items(), ("o-", "s--", "^:"), strict=True):
     axes[2].loglog([n * n for n in sides], [1e6 * t for t in values], style, label=name)
 axes[2].set(xlabel="workers", ylabel="µs, predicted", title="a fixed block on each worker")

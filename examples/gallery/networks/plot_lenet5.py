@@ -2,9 +2,9 @@
 See where each number of a network is
 =====================================
 
-LeNet-5 on four workers, as in the paper by Hewett and Grady: images are cut in height and width,
-dense layers in features. You give each layer a partition, and no message and no backward pass.
-Which worker has what, layer by layer?
+LeNet-5 on four workers, as in the paper by Hewett and Grady: images are cut in height and
+width, dense layers in features. You give each layer a partition, and no message and no
+backward pass. Which worker has what, layer by layer?
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,9 @@ from linop import Partition, layers
 
 torch.set_num_threads(1)
 digits = np.kron(load_digits().images[:16] / 16, np.ones((3, 3)))
-images = torch.tensor(np.pad(digits, ((0, 0), (2, 2), (2, 2))), dtype=torch.float32)[:, None]
+images = torch.tensor(np.pad(digits, ((0, 0), (2, 2), (2, 2))), dtype=torch.float32)[
+    :, None
+]
 
 # %%
 # The network, and its twin of torch
@@ -60,8 +62,8 @@ twin = nn.Sequential(
 # %%
 # What ran
 # --------
-# Parameters are drawn from the same seed, block by block as torch draws the whole. Worker 0 passes
-# the images, and gets the scores.
+# Parameters are drawn from the same seed, block by block as torch draws the whole. Worker 0
+# passes the images, and gets the scores.
 
 
 def main(backend):
@@ -86,22 +88,25 @@ print(f"parameters on the workers: {held}")
 print(f"forward and backward sent {sum(worker[3] for worker in results)} bytes")
 
 # %%
-# The blocks of one image: boxes are as wide and high as the activations of a channel, with the
-# number of channels beside them; of dense layers as long as the features are many. Convolutions are
-# balanced by their output, and halos come and go inside of the layers.
+# The blocks of one image: boxes are as wide and high as the activations of a channel, with
+# the number of channels beside them; of dense layers as long as the features are many.
+# Convolutions are balanced by their output, and halos come and go inside of the layers.
 
-names = [name for name in results[0][0] if "ReLU" not in name and name != "flatten"]
-figure, panel = plt.subplots(figsize=(14, 4.6), layout="constrained")
+hidden = "flatten", "transpose", "transpose again"
+names = [name for name in results[0][0] if "ReLU" not in name and name not in hidden]
+figure, panel = plt.subplots(figsize=(10, 5), layout="constrained")
 for column, name in enumerate(names):
     for worker, (shapes, *_) in enumerate(results):
         shape = shapes[name][1:]
         if 0 in shape:
             continue
-        width, height = (shape[2] / 33, shape[1] / 33) if len(shape) == 3 else (0.2, shape[0] / 110)
+        width, height = (
+            (shape[2] / 33, shape[1] / 33) if len(shape) == 3 else (0.2, shape[0] / 110)
+        )
         height = max(height, 0.06)
         corner = column - width / 2, worker - height / 2
         panel.add_patch(Rectangle(corner, width, height, color=f"C{worker}", alpha=0.5))
-        text = f"{shape[0]} × {shape[1]} × {shape[2]}" if len(shape) == 3 else f"{shape[0]}"
+        text = f"{shape[0]}×{shape[1]}×{shape[2]}" if len(shape) == 3 else f"{shape[0]}"
         panel.text(column, worker + 0.5, text, ha="center", va="center", fontsize=7)
 panel.set_xticks(range(len(names)), names, rotation=30)
 panel.set_yticks(range(4), [f"worker {w}" for w in range(4)])

@@ -2,9 +2,9 @@
 Attend to a sequence that no worker has
 =======================================
 
-A text is so long that its activations do not fit on one GPU. Cut into parts, tokens still have to
-look at all tokens before them. In ring attention the keys and values travel around the workers,
-which compute while they do. Who computes what, and when, and is it fair?
+A text is so long that its activations do not fit on one GPU. Cut into parts, tokens still
+have to look at all tokens before them. In ring attention the keys and values travel around
+the workers, which compute while they do. Who computes what, and when, and is it fair?
 """
 
 import matplotlib.pyplot as plt
@@ -24,8 +24,8 @@ q.requires_grad_()
 # %%
 # Four workers, one sequence
 # --------------------------
-# Under ``with cp:`` torch's own function is that of the whole sequence. Each worker passes its
-# tokens.
+# Under ``with cp:`` torch's own function is that of the whole sequence. Each worker passes
+# its tokens.
 
 
 def main(backend, zigzag):
@@ -50,17 +50,17 @@ for name, zigzag in (("in order", False), ("zigzag", True)):
 # %%
 # Fair, or not
 # ------------
-# A causal token looks back only, so the last tokens have the most to do. Cut in order, the last
-# worker has seven times the work of the first; in zigzag each worker has two chunks, one from the
-# begin and one from the end, and all have the same.
+# A causal token looks back only, so the last tokens have the most to do. Cut in order, the
+# last worker has seven times the work of the first; in zigzag each worker has two chunks,
+# one from the begin and one from the end, and all have the same.
 
 work = {
-    name: [int((positions + 1).sum()) for positions, *_ in found] for name, found in results.items()
+    name: [int((positions + 1).sum()) for positions, *_ in found]
+    for name, found in results.items()
 }
 for name, pairs in work.items():
-    print(
-        f"{name:9} pairs of query and key: {pairs}; sent {sum(r[3] for r in results[name])} bytes"
-    )
+    sent = sum(worker[3] for worker in results[name])
+    print(f"{name:9} pairs of query and key: {pairs}; sent {sent} bytes")
 assert max(work["zigzag"]) - min(work["zigzag"]) <= tokens
 assert max(work["in order"]) > 6 * min(work["in order"])
 
@@ -73,7 +73,8 @@ step = linop.shift(block, 1)
 assert (step.H @ step).equals(linop.identity(block))
 print(f"a step: {step.cost().messages} messages, {step.cost().bytes} bytes")
 
-figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained", width_ratios=[1, 1, 0.8])
+figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8.5, 7), layout="constrained")
+axes = [*axes.values()]
 for panel, (name, found) in zip(axes, results.items(), strict=False):
     owner = np.empty(tokens, int)
     for worker, (positions, *_) in enumerate(found):
@@ -86,8 +87,8 @@ for panel, (name, found) in zip(axes, results.items(), strict=False):
         panel.axvline(edge, color="white", linewidth=0.8)
     middles = [(owner[a], a) for a in range(tokens // 16, tokens, tokens // 8)]
     panel.set_yticks([a for _, a in middles], [f"worker {w}" for w, _ in middles])
-    panel.set(title=f"{name}: in which step each pair is computed", xlabel="key")
-figure.colorbar(shown, ax=axes[1], ticks=range(workers), label="step of the ring")
+    panel.set(title=f"{name}: step of each pair", xlabel="key")
+figure.colorbar(shown, ax=axes[:2], ticks=range(workers), label="step of the ring")
 for k, (name, pairs) in enumerate(work.items()):
     axes[2].bar(np.arange(workers) + 0.4 * k, pairs, 0.38, label=name, hatch="/" * k)
 axes[2].set_xticks(np.arange(workers) + 0.2, [f"worker {w}" for w in range(workers)])
