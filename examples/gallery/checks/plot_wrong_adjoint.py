@@ -117,3 +117,6 @@ for panel, matrix, title in zip(axes, (F, wrong.T, right.T), titles, strict=True
         title=title, xlabel="sample", ylabel="point", xticks=range(7), yticks=range(4)
     )
 plt.show()
+
+# %%
+# Read on: :doc:`/testing`.

@@ -116,3 +116,6 @@ panel.set_yticks(range(len(order)), order)
 panel.invert_yaxis()
 panel.set(xlim=(0, 1), xticks=[], title="gradients beside those of one process")
 plt.show()
+
+# %%
+# Read on: :doc:`/parallel_models`.

@@ -74,3 +74,6 @@ for panel in axes:
     for worker in (1, 2, 3):
         panel.axvline(seconds[X.slices(worker)[0].start], color="C0", linestyle="--")
 plt.show()
+
+# %%
+# Read on: :doc:`/stencils`.

@@ -94,3 +94,6 @@ axes[2].set_xticks(workers, workers)
 axes[2].minorticks_off()
 axes[2].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/fourier`.

@@ -79,3 +79,6 @@ axes[3].semilogy(fast[0], label="FISTA")
 axes[3].set(xlabel="iteration", title="objective")
 axes[3].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/proximal`.

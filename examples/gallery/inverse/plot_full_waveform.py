@@ -117,3 +117,6 @@ for panel in axes[0], axes[2], axes[3]:
     panel.axvline(shape[1] / 2 - 0.5, color="grey", linestyle=":")
     panel.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/time`.

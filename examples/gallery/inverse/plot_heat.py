@@ -100,3 +100,6 @@ for panel, values, title in zip(axes, drawn, titles, strict=True):
     panel.axvline(31.5, color="grey", linestyle=":")
     panel.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/time`, and :doc:`/solvers`.

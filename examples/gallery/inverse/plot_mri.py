@@ -40,7 +40,7 @@ data = X.gather(A(X.scatter(scan))) + noise
 # - *Smooth*: the same with λ² ‖Δ x‖². The stacked operator is one line.
 # - *Sharp*: total variation, the sum of the lengths of the gradient, by ADMM.
 #
-# ``main`` runs on each worker, with its block. The same text runs under ``mpiexec -n 4``.
+# ``main`` runs on each worker, with its block: here on threads, and on the ranks of MPI as it is.
 
 
 def main(backend):
@@ -98,3 +98,6 @@ there, back = A.cost(), A.H.cost()
 print(f"forward {there.messages} messages, {there.bytes} bytes")
 print(f"adjoint {back.messages} messages, {back.bytes} bytes")
 assert there.bytes == back.bytes
+
+# %%
+# Read on: :doc:`/solvers`, and :doc:`/proximal`.

@@ -113,3 +113,6 @@ axes[2].set(
 for image in axes[:2]:
     image.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/stencils`.

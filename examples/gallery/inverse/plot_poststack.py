@@ -96,3 +96,6 @@ axes[1, 2].set(title="trace 60", xlabel="depth")
 axes[1, 2].legend(fontsize=8)
 axes[0, 0].set_ylabel("depth")
 plt.show()
+
+# %%
+# Read on: :doc:`/solvers`, and :doc:`/pylops_mpi`.

@@ -87,3 +87,6 @@ axes[2].set_title("curvature: valleys are positive")
 for image in axes:
     image.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/stencils`.

@@ -89,3 +89,6 @@ for panel, (title, values) in zip(axes.flat, shown.items(), strict=True):
     panel.set_title(title, fontsize=9)
     panel.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/blocks`.

@@ -89,3 +89,6 @@ for panel in axes[::2]:
     panel.axvline(59.5, color="grey", linestyle=":")
     panel.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/time`.

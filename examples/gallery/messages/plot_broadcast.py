@@ -130,3 +130,6 @@ panel.legend()
 assert min(times, key=lambda name: times[name][0]) == "tree"
 assert min(times, key=lambda name: times[name][-1]) == "ring"
 plt.show()
+
+# %%
+# Read on: :doc:`/tutorial`.

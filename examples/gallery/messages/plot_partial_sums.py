@@ -113,3 +113,6 @@ axes[1].set_title(f"without a lock {lost:.0%} may be lost")
 axes[2].bar(list(seconds), [1e6 * s for s in seconds.values()])
 axes[2].set(yscale="log", ylabel="µs, measured", title="sums over all patients")
 plt.show()
+
+# %%
+# Read on: :doc:`/exact_sums`.

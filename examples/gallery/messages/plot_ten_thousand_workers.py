@@ -99,3 +99,6 @@ for (name, values), style in zip(times.items(), ("o-", "s--", "^:"), strict=True
 axes[2].set(xlabel="workers", ylabel="µs, predicted", title="a fixed block on each worker")
 axes[2].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/clusters`.

@@ -110,3 +110,6 @@ for panel in axes:
     panel.axvline(159.5, color="white", linestyle=":")
     panel.set_axis_off()
 plt.show()
+
+# %%
+# Read on: :doc:`/spatial`.

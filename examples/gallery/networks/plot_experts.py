@@ -119,3 +119,6 @@ axes[2].set(
 axes[2].set_ylim(0, 160)
 axes[2].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/experts`.

@@ -114,3 +114,6 @@ panel.set(xlim=(-0.7, len(names) - 0.4), ylim=(3.7, -0.6), title="activations of
 for edge in panel.spines.values():
     edge.set_visible(False)
 plt.show()
+
+# %%
+# Read on: :doc:`/layers`.

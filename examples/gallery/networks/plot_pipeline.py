@@ -131,3 +131,6 @@ for generator, style in zip(make, ("o-", "s--", "^:"), strict=True):
 axes[4].set(xlabel="micro-batches", ylabel="% idle", xticks=counts, xticklabels=counts)
 axes[4].legend(fontsize=7)
 plt.show()
+
+# %%
+# Read on: :doc:`/pipelines`.

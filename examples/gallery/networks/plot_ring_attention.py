@@ -95,3 +95,6 @@ axes[2].set_xticks(np.arange(workers) + 0.2, [f"worker {w}" for w in range(worke
 axes[2].set_title("pairs that a worker computes")
 axes[2].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/attention`.

@@ -98,3 +98,6 @@ axes[1].set_xticks(counts, counts)
 axes[1].set_yticks([100, 200, 400, 800], [100, 200, 400, 800])
 axes[1].legend()
 plt.show()
+
+# %%
+# Read on: :doc:`/strategies`, and :doc:`/saved_memory`.
