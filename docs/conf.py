@@ -19,4 +19,6 @@ suppress_warnings = ["ref.python"]
 
 html_theme = "furo"
 html_title = f"linop {version}"
+html_static_path = ["_static"]
+html_css_files = ["linop.css"]
 exclude_patterns = ["_build"]
