@@ -96,8 +96,15 @@ def draw(path: Path = PICTURE) -> None:
     ]
     legend += [
         Line2D(
-            [], [], marker="s", linestyle="", color=shade, markersize=5 + 1.2 * k, label=size,
-            markeredgecolor="#1b1b1b", markeredgewidth=0.5,
+            [],
+            [],
+            marker="s",
+            linestyle="",
+            color=shade,
+            markersize=5 + 1.2 * k,
+            label=size,
+            markeredgecolor="#1b1b1b",
+            markeredgewidth=0.5,
         )
         for k, (shade, size) in enumerate(zip(SHADES, SIZES, strict=True))
     ]

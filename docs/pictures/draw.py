@@ -205,9 +205,7 @@ def copies() -> str:
             box(80, y, 110, 24, "g₀ + g₁ + g₂", FILLS[3]),
             box(400, y, 60, 24, f"g{_low(w)}", FILLS[w]),
         ]
-        parts += [
-            arrow(394, y + 12, 196, 208 + v * 28 + 12, v == w) for v in range(3)
-        ]
+        parts += [arrow(394, y + 12, 196, 208 + v * 28 + 12, v == w) for v in range(3)]
     return svg(
         640,
         308,
