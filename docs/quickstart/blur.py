@@ -18,7 +18,7 @@ A = linop.direct_sum(*local, codomain=Y) @ H
 def main(backend):
     """What each worker does."""
     plan = A.compile(backend)
-    block = image[X.slices(backend.worker)]  # this worker's part; a real program would read it
+    block = image[X.slices(backend.worker)]  # this worker's part
     blurred = plan(block)
     data = backend.vector(Y, blurred)
     found = linop.solvers.cgls(plan, data, niter=30, tol=0).x
