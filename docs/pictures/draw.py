@@ -187,7 +187,7 @@ def copies() -> str:
         text(16, 26, "replicated", bold=True),
         text(16, 46, "one tensor that all hold: counts once", color=GREY),
         text(400, 26, "copies", bold=True),
-        text(400, 46, "a tensor each: count as many", color=GREY),
+        text(400, 46, "a tensor each: every one counts", color=GREY),
         text(250, 84, "nothing is sent", "middle", GREY),
         text(250, 196, "adjoint: sums over workers", "middle", GREY),
     ]
@@ -249,7 +249,7 @@ def plan() -> str:
     parts += [
         arrow(180, 76, 436, 126),
         arrow(180, 126, 436, 76),
-        text(308, 97, "messages", "middle", GREY),
+        text(102, 115, "messages", color=GREY),
         text(600, 168, "time →", "end", GREY),
     ]
     summary = (
