@@ -35,6 +35,8 @@ ASKED = {
     ),
 }
 """A question, and the page and heading that answer it."""
+MADE = DOCS / "gallery"
+"""Pages that are made when the site is built."""
 
 
 def links(page: Path) -> list[Path]:
@@ -43,8 +45,8 @@ def links(page: Path) -> list[Path]:
     found = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text)
     for toctree in re.findall(r"(?s)```\{toctree\}\n(.*?)```", text):
         found += [f"{e}.md" for e in toctree.split("\n") if e and not e.startswith(":")]
-    local = [link for link in found if "://" not in link]
-    return [(page.parent / link).resolve() for link in local]
+    local = [(page.parent / link).resolve() for link in found if "://" not in link]
+    return [link for link in local if MADE not in link.parents]
 
 
 def clicks(start: Path) -> dict[Path, int]:
