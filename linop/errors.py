@@ -2,7 +2,8 @@
 
 All classes derive from :class:`LinopError` and from the matching built-in exception, and can be
 caught as either. A message states the given, the expected and a remedy; docs/errors.md has the
-usual reasons of each class, and what to do. Errors of static verification are in :mod:`linop.planning.verification.plan_errors`.
+usual reasons of each class, and what to do. Errors of static verification are in
+:mod:`linop.planning.verification.plan_errors`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import runpy
@@ -14,11 +15,12 @@ from typing import Any
 
 import pytest
 
+import linop
 from linop import errors
 from linop.backends.mpi import mpirun
 from linop.planning.verification import plan_errors
 from linop.schedules import schedule_errors
-from support.requirements import needs_mpi
+from support.requirements import needs_mpi, needs_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
@@ -178,6 +180,37 @@ def test_the_page_of_errors_knows_no_others() -> None:
     known = {*classes(errors), *classes(plan_errors), *classes(schedule_errors)}
     named = set(re.findall(r"(?m)^\| `(\w+Error)` \|", page))
     assert named <= known
+
+
+def unknown(text: str) -> list[str]:
+    """Names of linop's in spans of code, as `linop.layers.Conv2d`, that there are not."""
+    prose = re.sub(r"(?ms)^```.*?^```$", "", text)
+    spans = re.findall(r"`([^`\n]+)`", prose)
+    names = {n for span in spans for n in re.findall(r"(?<![\w/.])linop(?:\.[a-zA-Z]\w*)+", span)}
+    return sorted(name for name in names if not exists(name))
+
+
+def exists(name: str) -> bool:
+    at: Any = linop
+    for k, part in enumerate(parts := name.split(".")):
+        if k and not hasattr(at, part):
+            if importlib.util.find_spec(".".join(parts[: k + 1])) is None:
+                return False
+            importlib.import_module(".".join(parts[: k + 1]))
+        at = getattr(at, part) if k else at
+    return True
+
+
+@needs_torch
+@pytest.mark.parametrize("page", [README, *pages()], ids=lambda page: page.name)
+def test_names_in_prose_exist(page: Path) -> None:
+    groups = ["linop.arrays"]  # of entry points
+    assert [name for name in unknown(page.read_text("utf-8")) if name not in groups] == []
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    text = "`linop.errors.ShapeError`, `linop.fold(X)`\n```python\nlinop.none\n```\n"
+    assert unknown(text) == ["linop.fold"]
 
 
 CONSOLE = r"(?s)```console\n(.*?)```"
