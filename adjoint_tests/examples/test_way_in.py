@@ -27,7 +27,7 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 ASKED = {
     "how to install on my cluster": ("installation.md", "On a cluster"),
     "how to check an adjoint": ("testing.md", "In one process"),
-    "how to run on two machines": ("clusters.md", "Starting"),
+    "how to run on two machines": ("clusters.md", "Start on two machines"),
     "what this error means": ("errors.md", "DeadlockError"),
     "which layers there are": ("torch_nn.md", "In linop.layers"),
     "what is fast and slow": ("speed.md", "What is slow"),
