@@ -131,7 +131,9 @@ def on_rank(task: str, case: str, repeats: int = 5) -> None:
     net, x = _network(case)
     backend = get("mpi")
     with use(backend):
-        if (backend.workers or 1) > 1:
+        if task == "halves":
+            x = x.chunk(2, 2)[0].clone()
+        elif (backend.workers or 1) > 1:
             net = spatial(net, Mesh(backend, x=backend.workers)["x"], (2,))
             x = net.cut(net.take(x).block.clone(), x.shape)
         found = _peak(net, x) if task == "memory" else _times(net, x, repeats)
@@ -222,19 +224,22 @@ def memory() -> None:
 
 
 def times() -> None:
-    """Print the table of times, runs of one process and of two taking turns."""
+    """Print the table of times, runs of one process, of two ranks, and of two processes with half an
+    image each and no message, taking turns: what these take is the machine's floor."""
     print(f"load: {os.getloadavg()}")
-    print("| step of | one process, s: min, median, max | 2 ranks | minima | processor's |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| step of | one process, s: min, median, max | 2 ranks | minima | floor | processor's |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for case in CASES:
         alone: list[float] = []
         both: list[float] = []
+        halves: list[float] = []
         for _ in range(3):
             alone += ranks(1, "time", case)[0]
             both += [max(pair) for pair in zip(*ranks(2, "time", case), strict=True)]
+            halves += [max(pair) for pair in zip(*ranks(2, "halves", case), strict=True)]
         rows = [f"{min(t):.3f}, {sorted(t)[len(t) // 2]:.3f}, {max(t):.3f}" for t in (alone, both)]
-        ratios = f"{min(both) / min(alone):.2f} | {processor(case):.2f}"
-        print(f"| {case} | {' | '.join(rows)} | {ratios} |", flush=True)
+        ratios = f"{min(both) / min(alone):.2f} | {min(halves) / min(alone):.2f}"
+        print(f"| {case} | {' | '.join(rows)} | {ratios} | {processor(case):.2f} |", flush=True)
 
 
 # DTensor
