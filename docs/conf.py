@@ -39,4 +39,6 @@ sphinx_gallery_conf = {
 
 html_theme = "furo"
 html_title = f"linop {version}"
+html_static_path = ["_static"]
+html_css_files = ["linop.css"]
 exclude_patterns = ["_build"]

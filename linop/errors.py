@@ -1,8 +1,9 @@
 """Exception classes of linop, and the mark of exceptions that interrupted communication.
 
 All classes derive from :class:`LinopError` and from the matching built-in exception, and can be
-caught as either. A message states the given, the expected and a remedy. Errors of static
-verification are in :mod:`linop.planning.verification.plan_errors`.
+caught as either. A message states the given, the expected and a remedy; docs/errors.md has the
+usual reasons of each class, and what to do. Errors of static verification are in
+:mod:`linop.planning.verification.plan_errors`.
 """
 
 from __future__ import annotations

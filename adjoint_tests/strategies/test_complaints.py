@@ -77,7 +77,7 @@ def test_a_hidden_division_is_found(strategy: str) -> None:
 
 def test_every_complaint_is_on_the_page() -> None:
     wanted = {one for issue, *_ in REPLAYS for one in issue.split(", ")}
-    table = PAGE.read_text().split("## Complaints of others")[1].split("\n## ")[0]
+    table = PAGE.read_text().split("## Faults reported elsewhere")[1].split("\n## ")[0]
     found = set()
     for project, numbers in re.findall(r"([\w-]+) (#\d+(?:(?:,| and) #\d+)*)", table):
         found |= {f"{project} {number}" for number in re.findall(r"#\d+", numbers)}
