@@ -8,6 +8,7 @@ of them on every worker, and ZeRO cuts them: the optimizer's state (stage 1), gr
 worker has to be started to know.
 """
 
+import copy
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -56,10 +57,11 @@ assert memory["zero1"][3].gradients == memory["dp"][3].gradients
 # A smaller model, sharded over four threads, after a step of Adam: what the tensors hold is
 # what was estimated.
 
+first = model(64)
+
 
 def main(backend):
-    torch.manual_seed(0)
-    net = model(64)
+    net = copy.deepcopy(first)  # the same values on every worker
     for layer in net.layers:
         fully_shard(layer, Mesh(dp=-1)["dp"])
     optimizer = adam(net.parameters())
