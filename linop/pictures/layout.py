@@ -56,7 +56,8 @@ class Panel:
         self._aligned: dict[tuple[int, int], float] = {}
         self._others: list[tuple[float, float]] = [(0.0, 0.0) for _ in scene.levels]
         drawn.text(left, top + 13, title, size=14, weight="bold")
-        drawn.text(left + text_width(title, 14) + 14, top + 13, more, opacity=SOFT)
+        bold = 1.1 * text_width(title, 14)
+        drawn.text(left + bold + 14, top + 13, more, opacity=SOFT)
         self._placed(left, top + 26)
 
     # Placing
@@ -111,7 +112,7 @@ class Panel:
         indices are below each other; returns the width that the lane needs for it, at least
         `wide`; zero if its regions are others."""
         starts: dict[int, tuple[float, float]] = {}
-        shapes = set()
+        shapes, labels = set(), list[tuple[float, float]]()
         for at, level in enumerate(self.scene.levels):
             if not isinstance(level, Regions):
                 continue
@@ -124,12 +125,16 @@ class Panel:
             shapes.add((X.ndim, X.global_shape[dims[-1]]))
             start = self.style.unit * ranges(level.space, held[0])[dims[-1]][0]
             starts[at] = start, self.style.size(held[0])[0]
+            beyond = text_width(label(level.space, held[0]), 11) - starts[at][1]
+            labels.append((start - beyond / 2, start + starts[at][1] + beyond / 2))
         if len(shapes) != 1:
             return 0.0
         first = min(start for start, _ in starts.values())
-        span = max(start + size for start, size in starts.values()) - first
-        if span > 1.5 * max(size for _, size in starts.values()):
+        last = max(start + size for start, size in starts.values())
+        if last - first > 1.5 * max(size for _, size in starts.values()):
             return 0.0
+        first = min([first, *(low for low, _ in labels)])
+        span = max([last, *(high for _, high in labels)]) - first
         wide = max(wide, span + 2 * _INSIDE)
         for at, (start, _) in starts.items():
             self._aligned[at, worker] = (wide - span) / 2 + start - first
