@@ -13,7 +13,7 @@ from linop.pictures.scene import Arrow, Gap, Level, Maps, Regions, Scene, Wire
 from linop.pictures.shapes import STRIP, Box, Style, hint, label, ranges, tensor_of
 from linop.spaces.exact import shown
 from linop.spaces.region import Region, Subset
-from linop.svg import SOFT, Drawing, colour, number, short, text_width
+from linop.svg import SOFT, Drawing, colour, math_width, number, short, text_width
 
 _NUMBERED, _LINED = 15.0, 7.0
 """Pixels: widths of elements from which they have their numbers, and are separated."""
@@ -55,8 +55,8 @@ class Panel:
         self._maps: list[dict[tuple[int, int], tuple[float, float]]] = [{} for _ in scene.levels]
         self._aligned: dict[tuple[int, int], float] = {}
         self._others: list[tuple[float, float]] = [(0.0, 0.0) for _ in scene.levels]
-        drawn.text(left, top + 13, title, size=14, weight="bold")
-        bold = 1.1 * text_width(title, 14)
+        drawn.text(left, top + 13, title, size=14, weight="bold", math=True)
+        bold = 1.1 * math_width(title, 14)
         drawn.text(left + bold + 14, top + 13, more, opacity=SOFT)
         self._placed(left, top + 26)
 
@@ -152,7 +152,7 @@ class Panel:
         """Width of the slot, and of the box in it, of each region or map of a worker."""
         if isinstance(level, Maps):
             texts = [short(call.map.symbol, _SYMBOL) for call in level.calls.get(worker, ())]
-            wide = [max(36.0, text_width(text) + 16) for text in texts]
+            wide = [max(36.0, math_width(text) + 16) for text in texts]
             return [(w, w) for w in wide]
         found = []
         inner = all(level is not end for end in (self.scene.levels[0], self.scene.levels[-1]))
@@ -244,7 +244,7 @@ class Panel:
             hint=f"local map {symbol} on worker {worker}",
         )
         text = short(symbol, _SYMBOL)
-        self.drawn.text(x + wide / 2, y + 16, text, anchor="middle")
+        self.drawn.text(x + wide / 2, y + 16, text, anchor="middle", math=True)
         self._maps[at][worker, k] = x + wide / 2, y
 
     def _region(
