@@ -45,7 +45,7 @@ _STYLE = (
     ".linop .linop-halo{stroke:#14181d}}"
 )
 """Of pictures that are files; in a page, ink and paper are the page's."""
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that no XML may contain, escaped or not."""
 _SCRIPT = re.compile(r"([_^])\{([^{}]*)\}")
 _SMALL = 0.76
