@@ -45,8 +45,11 @@ _STYLE = (
     ".linop .linop-halo{stroke:#14181d}}"
 )
 """Of pictures that are files; in a page, ink and paper are the page's."""
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that no XML may contain, escaped or not."""
+_SCRIPT = re.compile(r"([_^])\{([^{}]*)\}")
+_SMALL = 0.76
+"""Size of subscripts, of that of their text."""
 _NARROW, _BROAD = frozenset("iIjl.,:;|![]()'`/\\ tfr⟨⟩"), frozenset("mwMWΣ→←⊕@%—…")
 
 
@@ -81,6 +84,35 @@ def text_width(text: str, size: float = 12) -> float:
         else:
             wide += 0.62
     return wide * size
+
+
+def math_width(text: str, size: float = 12) -> float:
+    """As `text_width`, of a text whose ``_{…}`` and ``^{…}`` are subscripts and superscripts."""
+    pieces = _levels(text)
+    return sum(text_width(piece, size * (_SMALL if level else 1)) for piece, level in pieces)
+
+
+def _levels(text: str) -> list[tuple[str, int]]:
+    """(piece, 0; 1 of a subscript, -1 of a superscript), in order; the first one is of level 0."""
+    found, end = list[tuple[str, int]](), 0
+    for match in _SCRIPT.finditer(text):
+        found.append((text[end : match.start()], 0))
+        found.append((match[2], 1 if match[1] == "_" else -1))
+        end = match.end()
+    return [*found, (text[end:], 0)]
+
+
+def _raised(text: str, size: float) -> str:
+    """The content of a text's element."""
+    (first, _), *rest = _levels(text)
+    parts, at = [escaped(first)], 0.0
+    for piece, level in rest:
+        if piece:
+            small = f' font-size="{number(size * _SMALL)}"' if level else ""
+            y = 0.26 * size * level
+            parts.append(f'<tspan dy="{number(y - at)}"{small}>{escaped(piece)}</tspan>')
+            at = y
+    return "".join(parts)
 
 
 def number(value: float) -> str:
@@ -234,10 +266,12 @@ class Drawing:
         fill: str = "currentColor",
         opacity: float = 1,
         halo: bool = False,
+        math: bool = False,
         hint: str = "",
     ) -> None:
-        """A line of text, whose baseline is at `y`; `halo` keeps lines below it away."""
-        wide = text_width(text, size)
+        """A line of text, whose baseline is at `y`; `halo` keeps lines below it away; with `math`,
+        ``_{…}`` and ``^{…}`` are subscripts and superscripts."""
+        wide = math_width(text, size) if math else text_width(text, size)
         share = {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor]
         self._reach(x + wide * share, y + 0.3 * size)
         told = f' text-anchor="{anchor}"' if anchor != "start" else ""
@@ -250,13 +284,8 @@ class Drawing:
         inner = f"<title>{escaped(hint)}</title>" if hint else ""
         self._parts.append(
             f'<text x="{number(x)}" y="{number(y)}" fill="{fill}"{told}>'
-            f"{escaped(text)}{inner}</text>"
+            f"{_raised(text, size) if math else escaped(text)}{inner}</text>"
         )
-
-    def group(self, transform: str, parts: Drawing) -> None:
-        """The elements of another drawing, transformed; where they go is not counted."""
-        self._hatches |= parts._hatches
-        self._parts += [f'<g transform="{transform}">', *parts._parts, "</g>"]
 
     def hatch(self, k: int) -> str:
         """The fill that is hatched in the colour of a number. Angles and dashes of eight

@@ -36,6 +36,25 @@ def test_every_tensor_space_is_drawn(X: TensorSpace) -> None:
     assert ElementTree.fromstring(X._repr_html_()).tag == "div"
 
 
+@given(strategies.tensors(workers=4, ndim=2), st.integers(0, 9))
+def test_small_vectors_show_their_numbers(X: TensorSpace, seed: int) -> None:
+    v = X.integers(seed)
+    root = ElementTree.fromstring(v._repr_html_())
+    drawn = [each.text for each in root.iter(f"{SVG}text")]
+    if not drawn:
+        assert root.tag == "table"
+        assert X.size == 0 or X.dtype.kind == "c" or linop.COPIES in X.axes or X.whole is None
+    else:
+        numbers = [float(text or "nan") for text in drawn]
+        assert sorted(numbers) == sorted(X.flatten(v).tolist())
+
+
+def test_large_vectors_show_none() -> None:
+    X = TensorSpace(200, Partition(4))
+    assert "<svg" not in X.zeros()._repr_html_()
+    assert "<svg" in TensorSpace((6, 20), Partition((2, 2))).zeros()._repr_html_()
+
+
 @pytest.mark.parametrize("shape", [(7,), (6, 5), (6, 5, 4)])
 @pytest.mark.parametrize("kernel", [3, 2])
 def test_parts_are_the_bulk_and_the_halos_of_the_geometry(

@@ -134,7 +134,12 @@ class _Halos:
             for d, chosen in zip(dims, some, strict=True)
         ]
         self.drawn.text(
-            MARGIN, 24, f"{name}: who sends what each worker gets", size=14, weight="bold"
+            MARGIN,
+            24,
+            f"{name}: who sends what each worker gets",
+            size=14,
+            weight="bold",
+            math=True,
         )
         draw = self._cuboids if len(dims) == 3 else self._rectangles
         y = draw(some, spans, places, parts, 44.0)

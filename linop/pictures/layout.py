@@ -13,7 +13,7 @@ from linop.pictures.scene import Arrow, Gap, Level, Maps, Regions, Scene, Wire
 from linop.pictures.shapes import STRIP, Box, Style, hint, label, ranges, tensor_of
 from linop.spaces.exact import shown
 from linop.spaces.region import Region, Subset
-from linop.svg import SOFT, Drawing, colour, number, short, text_width
+from linop.svg import SOFT, Drawing, colour, math_width, number, short, text_width
 
 _NUMBERED, _LINED = 15.0, 7.0
 """Pixels: widths of elements from which they have their numbers, and are separated."""
@@ -55,8 +55,9 @@ class Panel:
         self._maps: list[dict[tuple[int, int], tuple[float, float]]] = [{} for _ in scene.levels]
         self._aligned: dict[tuple[int, int], float] = {}
         self._others: list[tuple[float, float]] = [(0.0, 0.0) for _ in scene.levels]
-        drawn.text(left, top + 13, title, size=14, weight="bold")
-        drawn.text(left + text_width(title, 14) + 14, top + 13, more, opacity=SOFT)
+        drawn.text(left, top + 13, title, size=14, weight="bold", math=True)
+        bold = 1.1 * math_width(title, 14)
+        drawn.text(left + bold + 14, top + 13, more, opacity=SOFT)
         self._placed(left, top + 26)
 
     # Placing
@@ -111,7 +112,7 @@ class Panel:
         indices are below each other; returns the width that the lane needs for it, at least
         `wide`; zero if its regions are others."""
         starts: dict[int, tuple[float, float]] = {}
-        shapes = set()
+        shapes, labels = set(), list[tuple[float, float]]()
         for at, level in enumerate(self.scene.levels):
             if not isinstance(level, Regions):
                 continue
@@ -124,12 +125,16 @@ class Panel:
             shapes.add((X.ndim, X.global_shape[dims[-1]]))
             start = self.style.unit * ranges(level.space, held[0])[dims[-1]][0]
             starts[at] = start, self.style.size(held[0])[0]
+            beyond = text_width(label(level.space, held[0]), 11) - starts[at][1]
+            labels.append((start - beyond / 2, start + starts[at][1] + beyond / 2))
         if len(shapes) != 1:
             return 0.0
         first = min(start for start, _ in starts.values())
-        span = max(start + size for start, size in starts.values()) - first
-        if span > 1.5 * max(size for _, size in starts.values()):
+        last = max(start + size for start, size in starts.values())
+        if last - first > 1.5 * max(size for _, size in starts.values()):
             return 0.0
+        first = min([first, *(low for low, _ in labels)])
+        span = max([last, *(high for _, high in labels)]) - first
         wide = max(wide, span + 2 * _INSIDE)
         for at, (start, _) in starts.items():
             self._aligned[at, worker] = (wide - span) / 2 + start - first
@@ -147,7 +152,7 @@ class Panel:
         """Width of the slot, and of the box in it, of each region or map of a worker."""
         if isinstance(level, Maps):
             texts = [short(call.map.symbol, _SYMBOL) for call in level.calls.get(worker, ())]
-            wide = [max(36.0, text_width(text) + 16) for text in texts]
+            wide = [max(36.0, math_width(text) + 16) for text in texts]
             return [(w, w) for w in wide]
         found = []
         inner = all(level is not end for end in (self.scene.levels[0], self.scene.levels[-1]))
@@ -239,7 +244,7 @@ class Panel:
             hint=f"local map {symbol} on worker {worker}",
         )
         text = short(symbol, _SYMBOL)
-        self.drawn.text(x + wide / 2, y + 16, text, anchor="middle")
+        self.drawn.text(x + wide / 2, y + 16, text, anchor="middle", math=True)
         self._maps[at][worker, k] = x + wide / 2, y
 
     def _region(

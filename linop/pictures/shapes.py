@@ -148,11 +148,11 @@ def legend(drawn: Drawing, kinds: Iterable[str], left: float, y: float) -> float
     wide; returns the last line's baseline."""
     x, limit = left, max(drawn.right, 520.0)
     words = {
-        "message": "sent to another worker",
-        "copy": "copied inside a worker's memory",
-        "hatch": "arrived from another worker",
-        "crossed": "arrived from several workers",
-        "add": "added to what else arrives",
+        "message": "to another worker",
+        "copy": "inside own memory",
+        "hatch": "came from another worker",
+        "crossed": "came from several",
+        "add": "added",
         "map": "local map",
     }
     for kind in (k for k in words if k in set(kinds)):

@@ -3,6 +3,7 @@ pictures of halos share. Of many blocks a few are drawn, and only those are look
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -15,6 +16,7 @@ from linop.svg import MARGIN, SOFT, Drawing, Picture, colour, text_width
 
 if TYPE_CHECKING:
     from linop.spaces.tensor import TensorSpace
+    from linop.spaces.vector import Vector
 
 CUTS, FIRST = 8, 6
 """Blocks along a dimension up to which all are drawn; of more, how many first ones, before the
@@ -24,6 +26,8 @@ SIDES = (110.0, 210.0, 420.0)
 _CELL, _LEAST, _TIGHT, _APART = 26.0, 16.0, 0.0, 10.0
 """Pixels: of an element at most, of a block at least; between blocks that fit together, and between
 those that overlap or leave gaps."""
+_VALUES, _VALUES_ACROSS = 144, 24
+"""Numbers of a vector up to which they are drawn, in all and along a dimension."""
 SLANT = (0.62, 0.42)
 """Pixels to the right and upwards of a pixel backwards."""
 
@@ -178,6 +182,43 @@ def _rectangle(
         drawn.rect(*frame, fill=c, opacity=0.16, line=c, thick=1.5, dashes=dashes, hint=hint)
         drawn.text(*centre, _names(workers, column.long), anchor="middle")
     return top + length(down) + 22
+
+
+def values_picture(X: TensorSpace, vector: Vector) -> Picture | None:
+    """The numbers of a vector, where they are in the tensor and on which worker; None of vectors
+    with many or complex ones, of which some are elsewhere, in copies, or in more than two
+    dimensions."""
+    many = X.size == 0 or X.size > _VALUES or max(X.global_shape, default=0) > _VALUES_ACROSS
+    here = len(vector.arrays) == len(X) and all(
+        isinstance(array, np.ndarray) for array in vector.arrays.values()
+    )
+    if many or not here or X.ndim not in (1, 2) or COPIES in X.axes or X.whole is None:
+        return None
+    if X.dtype.kind == "c" or X.size != math.prod(X.global_shape):
+        return None
+    drawn = Drawing()
+    texts = {r.name: _texts(vector.arrays[r.name]) for r in X.regions}
+    wide = max(text_width(text, 11) for found in texts.values() for text in found) + 10
+    wide, high = max(wide, _CELL), 22.0
+    for region in X.regions:
+        down, across = (slice(0, 1), *X.block(region))[-2:]
+        x, y = MARGIN + wide * across.start, MARGIN + high * down.start
+        columns, rows = across.stop - across.start, down.stop - down.start
+        c = colour(region.workers[0])
+        dashes = "5 3" if region.replicated else ""
+        hint = f"{region.name}, on worker {region.workers[0]}"
+        drawn.rect(x, y, columns * wide, rows * high, fill=c, opacity=0.14)
+        for k, text in enumerate(texts[region.name]):
+            right = x + (k % columns + 1) * wide - 5
+            line = y + (k // columns) * high + 15
+            drawn.text(right, line, text, size=11, anchor="end")
+        drawn.rect(x, y, columns * wide, rows * high, line=c, thick=1.5, dashes=dashes, hint=hint)
+    return drawn.picture(f"Values of a vector of {X.name}, in {len(X)} blocks")
+
+
+def _texts(array: np.ndarray) -> list[str]:
+    """Each number, in few digits, in C order."""
+    return [f"{value:.3g}" if array.dtype.kind == "f" else str(value) for value in array.flat]
 
 
 class Oblique:

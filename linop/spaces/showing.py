@@ -68,14 +68,21 @@ def partition_html(partition: Partition) -> str:
 
 
 def vector_html(vector: Vector) -> str:
-    """A table of the regions of a vector that are held here, with some of their values."""
+    """A table of the regions of a vector that are held here, with some of their values; and, of a
+    few numbers of a tensor, these as a picture."""
     names = list(vector.arrays)
     rows = []
     for k in _some(len(names)):
         region = "" if k is None else vector.space[names[k]]
         values = "…" if k is None else _values(vector.arrays[names[k]])
         rows.append([*_region_cells(region), values])
-    return table(_vector_title(vector), ("region", "shape", "workers", "values"), rows)
+    shown = table(_vector_title(vector), ("region", "shape", "workers", "values"), rows)
+    from linop.spaces.pictures import values_picture  # not before it is asked for
+    from linop.spaces.tensor import TensorSpace
+
+    X = vector.space
+    picture = values_picture(X, vector) if isinstance(X, TensorSpace) else None
+    return shown if picture is None else f"<div>{shown}{picture._repr_html_()}</div>"
 
 
 def vector_text(vector: Vector) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +93,7 @@ class Simulation:
         return "\n".join([head, *aligned(rows)])
 
 
-@dataclass(frozen=True, eq=False)
-class StageTimes:
+class StageTimes(NamedTuple):
     """A movement stage of a simulation; (n,) seconds by worker, and the messages, (m,) each.
 
     Attributes:
@@ -205,8 +205,8 @@ def simulated(
         out += leaving
         sending += own
         waiting += here - gone
-        copies = copied * itemsize * network.per_byte_copied
-        sums = added * itemsize * network.per_byte_added
+        copies = np.asarray(copied * itemsize * network.per_byte_copied, np.float64)
+        sums = np.asarray(added * itemsize * network.per_byte_added, np.float64)
         copying += copies
         adding += sums
         if watch is not None:

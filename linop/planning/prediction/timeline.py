@@ -7,10 +7,9 @@ that a backend records, so that one viewer shows both, one below the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ _OPERATOR = 400
 """Longest text of an operator in an event, in characters."""
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A worker's step. `begun` is in seconds from the beginning of the operator.
 
     Attributes:
@@ -57,8 +55,7 @@ class Event:
         return "wait for messages" if self.kind == "wait" else self.kind
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A message between two workers of the timeline, in seconds: when its sender begins, when it
     has left, and when its receiver may have it, not before it has sent its own."""
 

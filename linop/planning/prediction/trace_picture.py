@@ -57,7 +57,7 @@ def trace_picture(events: Trace, title: str, more: str = "") -> Picture:
     first = min((e["ts"] for e in boxes), default=0.0)
     last = max((e["ts"] + e["dur"] for e in boxes), default=0.0)
     drawn = Drawing()
-    drawn.text(_LEFT, 24, title, size=14, weight="bold")
+    drawn.text(_LEFT, 24, title, size=14, weight="bold", math=True)
     wide = max((text_width(names[pid]) for pid in rows), default=0.0)
     picture = _Rows(drawn, rows, _LEFT + wide + 14, first, max(last - first, 1e-9))
     for pid in rows:
