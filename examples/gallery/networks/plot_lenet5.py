@@ -72,8 +72,8 @@ twin = nn.Sequential(OrderedDict(steps))
 # %%
 # What ran
 # --------
-# The state of the twin loads into the network, and each worker takes its blocks of it. Worker
-# 0 passes the images, and gets the scores.
+# The state of the twin loads into the network, and each worker takes its blocks of it.
+# Worker 0 passes the images, and gets the scores.
 
 
 def main(backend):
