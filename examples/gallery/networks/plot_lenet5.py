@@ -1,6 +1,6 @@
 """
-See where each number of a network is
-=====================================
+See which worker holds which part of LeNet-5
+============================================
 
 LeNet-5 on four workers, as in the paper by Hewett and Grady: images are cut in height and
 width, dense layers in features. You give each layer a partition, and no message and no
