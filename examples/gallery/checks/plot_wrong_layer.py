@@ -1,6 +1,6 @@
 """
-Name the layer whose gradient is wrong
-======================================
+Name the layer whose gradient is wrong in a parallel model
+==========================================================
 
 A model is split over two GPUs as Megatron does it: an MLP whose first layer is cut in
 columns and whose second in rows. The loss is that of the model on one GPU, and training is

@@ -1,6 +1,6 @@
 """
-Fill in the missing pixels of a photograph
-==========================================
+Fill in the missing pixels of a photograph by FISTA
+===================================================
 
 Two pixels of three are lost. Infinitely many photographs fit those that are left; the one
 that you want has few frequencies of any size. That is a LASSO problem, ‖A x − y‖² / 2 + σ

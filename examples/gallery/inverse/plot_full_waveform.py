@@ -1,6 +1,6 @@
 """
-Find a medium from the waves that crossed it
-============================================
+Invert waves for the medium that they crossed (full-waveform inversion)
+=======================================================================
 
 Waves are sent from above and heard below. How fast the medium carries them changes what is
 heard, not linearly, and you want the medium: full-waveform inversion. It needs the gradient

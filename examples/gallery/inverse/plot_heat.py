@@ -1,6 +1,6 @@
 """
-Find what heats a plate from its temperature
-============================================
+Find what heats a plate from its temperatures
+=============================================
 
 A plate has been heated for a while, and its temperature was taken at every fourth point.
 Which parts were heated? The forward model is a time loop on blocks of the plate, and least

@@ -1,6 +1,6 @@
 """
-Reconstruct an image from its projections
-=========================================
+Reconstruct an image from its projections (tomography)
+======================================================
 
 A scanner measures sums along rays, from many angles, and you want the image. Each worker
 has some of the angles, and all of them need the image. Which messages does a step of the

@@ -1,6 +1,6 @@
 """
-Send waves back to where they came from
-=======================================
+Locate a source by running waves backwards
+==========================================
 
 Something made a sound, and microphones in the first row heard it. Where was it? The adjoint
 of the time loop, which you do not write, plays the records backwards, and the waves meet at

@@ -1,6 +1,6 @@
 """
-Watch a broadcast, a tree and a ring
-====================================
+Compare three broadcasts: direct, tree and ring
+===============================================
 
 One worker has an array that eight need. It can send it to each of the others, one after the
 other; those that have it can help, in a tree; or it goes around in pieces. Which is best

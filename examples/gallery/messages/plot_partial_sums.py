@@ -1,6 +1,6 @@
 """
-Fit a line with several workers, right and fast
-===============================================
+Fit a linear regression by partial sums
+=======================================
 
 Progression of diabetes is explained by ten measurements of 442 patients. Four workers have
 some of the patients each, and the fit needs sums over all of them. Adding to one shared sum

@@ -1,5 +1,5 @@
 """
-Ask what ten thousand workers will do
+Predict times on ten thousand workers
 =====================================
 
 You have a laptop, and a proposal to write for a machine of 10,000 cores. How long do halos

@@ -1,6 +1,6 @@
 """
-Cut the image of a network, and leave the network as it is
-==========================================================
+Run a CNN on an image that is cut over workers
+==============================================
 
 An image is too large for one GPU's memory, and a network of somebody else is to run on it.
 Cut into four pieces, each convolution is wrong along the seams, and the error spreads with

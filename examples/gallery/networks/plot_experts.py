@@ -1,6 +1,6 @@
 """
-Send tokens to experts, and bring them back
-===========================================
+Send tokens to experts on other workers, and back
+=================================================
 
 A mixture of experts sends each token to two of eight experts, which live on four workers.
 Sending is a matrix of zeros and ones, a new one at each step. Its adjoint is the way back,

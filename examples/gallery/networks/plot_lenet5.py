@@ -1,11 +1,13 @@
 """
-See where each number of a network is
-=====================================
+See which worker holds which part of LeNet-5
+============================================
 
 LeNet-5 on four workers, as in the paper by Hewett and Grady: images are cut in height and
 width, dense layers in features. You give each layer a partition, and no message and no
 backward pass. Which worker has what, layer by layer?
 """
+
+from collections import OrderedDict
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,7 +33,7 @@ images = torch.tensor(np.pad(digits, ((0, 0), (2, 2), (2, 2))), dtype=torch.floa
 def distributed():
     image, channels = Partition((1, 1, 2, 2)), Partition((1, 2, 1, 1))
     x, y, W = Partition((1, 2), [0, 1]), Partition((1, 2), [0, 2]), Partition((2, 2))
-    return {
+    named = {
         "scatter": layers.Repartition(Partition((1, 1, 1, 1)), image),
         "C1": layers.Conv2d(image, 1, 6, 5, padding=2),
         "C1 ReLU": nn.ReLU(),
@@ -50,32 +52,40 @@ def distributed():
         "output": layers.Linear(x, 84, 10, P_y=y, P_W=W),
         "gather": layers.Repartition(y, Partition((1, 1))),
     }
+    return nn.Sequential(OrderedDict(named))
 
 
 torch.manual_seed(0)
-twin = nn.Sequential(
-    *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-    *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-)
+C1, C3 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+C5, F6, output = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+steps = {
+    "C1": C1,
+    "C1 ReLU": nn.ReLU(),
+    "S2": nn.MaxPool2d(2),
+    "C3": C3,
+    "C3 ReLU": nn.ReLU(),
+}
+steps |= {"S4": nn.MaxPool2d(2), "flatten": nn.Flatten(), "C5": C5, "C5 ReLU": nn.ReLU()}
+steps |= {"F6": F6, "F6 ReLU": nn.ReLU(), "output": output}
+twin = nn.Sequential(OrderedDict(steps))
 
 # %%
 # What ran
 # --------
-# Parameters are drawn from the same seed, block by block as torch draws the whole. Worker 0
-# passes the images, and gets the scores.
+# The state of the twin loads into the network, and each worker takes its blocks of it.
+# Worker 0 passes the images, and gets the scores.
 
 
 def main(backend):
-    torch.manual_seed(0)
     net = distributed()
+    layers.scatter_state(net, twin.state_dict())
     x = images if backend.worker == 0 else layers.zero_volume_tensor(batch=len(images))
     shapes = {"images": tuple(x.shape)}
-    for name, layer in net.items():
+    for name, layer in net.named_children():
         x = layer(x)
         shapes[name] = tuple(x.shape)
     x.sum().backward()
-    held = sum(p.numel() for layer in net.values() for p in layer.parameters())
+    held = sum(p.numel() for p in net.parameters())
     sent = sum(row.bytes for row in backend.counters())
     return shapes, held, x.detach(), sent
 

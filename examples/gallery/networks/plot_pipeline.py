@@ -51,7 +51,8 @@ assert (
 # Predicted and measured
 # ----------------------
 # Stages that wait for 2 ms in forward and 4 ms in backward stand for a network, so that two
-# cores are enough for four workers.
+# cores are enough for four workers. The prediction has no time for messages and for Python,
+# nor for what else the machine did while this page was made.
 
 
 class Stage(nn.Module):

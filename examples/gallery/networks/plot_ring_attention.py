@@ -1,6 +1,6 @@
 """
-Attend to a sequence that no worker has
-=======================================
+Run attention on a sequence that is cut over workers
+====================================================
 
 A text is so long that its activations do not fit on one GPU. Cut into parts, tokens still
 have to look at all tokens before them. In ring attention the keys and values travel around

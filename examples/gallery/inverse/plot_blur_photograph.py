@@ -26,9 +26,8 @@ X = linop.TensorSpace(photo.shape, linop.Partition((3, 3)))
 
 reach = {}
 for size in (11, 31, 91):
-    rows, columns = linop.halo_geometry(photo.shape, X.partition, size, padding=size // 2)[
-        4
-    ]
+    geometry = linop.halo_geometry(photo.shape, X.partition, size, padding=size // 2)
+    rows, columns = geometry[4]
     reach[size] = rows.start, rows.stop, columns.start, columns.stop
     assert rows.left_halo == rows.right_halo == size // 2
     print(f"kernel {size} × {size}: worker 4 needs rows {rows.start} to {rows.stop}")

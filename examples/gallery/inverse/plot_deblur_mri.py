@@ -40,7 +40,7 @@ data = X.gather(A(X.scatter(scan))) + noise
 # - *Smooth*: the same with λ² ‖Δ x‖². The stacked operator is one line.
 # - *Sharp*: total variation, the sum of the lengths of the gradient, by ADMM.
 #
-# ``main`` runs on each worker, with its block: here on threads, and on MPI ranks as it is.
+# ``main`` runs on each worker, with its block: on threads here, as it is on ranks of MPI.
 
 
 def main(backend):
