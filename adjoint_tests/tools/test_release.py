@@ -4,9 +4,13 @@ that they are read by. The schemas of workflows and forms are checked by ``tox r
 from __future__ import annotations
 
 import configparser
+import importlib.util
+import io
 import re
+import tarfile
 import tomllib
 from collections.abc import Iterator
+from email.message import Message
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -107,6 +111,48 @@ def test_workflows_test_all_that_tox_runs() -> None:
     """And documentation, in a workflow of its own."""
     default = settings("tox.ini")["tox"]["env_list"].replace(" ", "").split(",")
     assert set(default) <= {name for path in WORKFLOWS for name in called(read(path))}
+
+
+# What `tox run -e packages` checks, where it must fail.
+
+
+@pytest.fixture(scope="module")
+def packages() -> Any:
+    spec = importlib.util.spec_from_file_location("packages", ROOT / ".ci/check_packages.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_release_is_of_its_tag_and_says_where_its_sources_are(packages: Any) -> None:
+    facts = Message()
+    facts["Version"] = "1.2.0"
+    facts["Project-URL"] = "Paper, https://arxiv.org/abs/2006.03108"
+    with pytest.raises(SystemExit, match=r"is v1\.2\.1, but the wheel's version is 1\.2\.0"):
+        packages.check_release(facts, "v1.2.1")
+    with pytest.raises(SystemExit, match=r"names no Source among project_urls, only \['Paper'\]"):
+        packages.check_release(facts, "v1.2.0")
+    facts["Project-URL"] = "Source, https://example.org"
+    packages.check_release(facts, "v1.2.0")
+
+
+def test_a_source_distribution_without_a_page_is_refused(packages: Any, tmp_path: Path) -> None:
+    names = [
+        file.relative_to(ROOT).as_posix()
+        for folder in packages.CARRIED
+        for file in (ROOT / folder).rglob("*")
+    ]
+    for left_out in ("", "docs/security.md"):
+        with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
+            for name in names:
+                if name != left_out:
+                    archive.addfile(tarfile.TarInfo(f"linop_algebra-1/{name}"), io.BytesIO())
+        if left_out:
+            with pytest.raises(SystemExit, match=r"lacks files of docs/: \['docs/security\.md'\]"):
+                packages.check_source(tmp_path / "source.tar.gz")
+        else:
+            packages.check_source(tmp_path / "source.tar.gz")
 
 
 # Dependencies.
