@@ -3,9 +3,9 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.fourier`, `linop.loops`,
-`linop.planning`, `linop.solvers`, `linop.schedules`, `linop.networks`, `linop.errors`,
-`linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers` and
-`linop.strategies`.
+`linop.planning`, `linop.pictures`, `linop.solvers`, `linop.schedules`, `linop.networks`,
+`linop.errors`, `linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers`
+and `linop.strategies`.
 """
 
 import importlib
@@ -98,13 +98,14 @@ if typing.TYPE_CHECKING:
     from linop import local_operators as local_operators
     from linop import loops as loops
     from linop import networks as networks
+    from linop import pictures as pictures
     from linop import planning as planning
     from linop import schedules as schedules
     from linop import solvers as solvers
     from linop import strategies as strategies
     from linop import testing as testing
 
-__version__ = "0.1.0"
+__version__: str
 
 __all__ = [
     "COPIES",
@@ -199,6 +200,7 @@ _MODULES = (
     "local_operators",
     "loops",
     "networks",
+    "pictures",
     "planning",
     "schedules",
     "solvers",
@@ -208,10 +210,23 @@ _MODULES = (
 """Public modules, those that are heavy imported on first access; all others are the house's."""
 
 
+def _version() -> str:
+    """The version of the installed distribution, which its tag gave it; "0+unknown" in a checkout
+    where none is installed."""
+    from importlib import metadata  # here, since few programs ask
+
+    try:
+        return metadata.version("linop-algebra")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> typing.Any:
-    """Import a public module on first access; resolve deprecated names."""
+    """Import a public module on first access; find the version; resolve deprecated names."""
     if name in _MODULES:
         return importlib.import_module(f"linop.{name}")
+    if name == "__version__":
+        return _version()
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
         return verify_plans

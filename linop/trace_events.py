@@ -4,11 +4,31 @@ chrome://tracing or Speedscope."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from linop.errors import ArgumentError
+from linop.text import read_text
+
+SIMULATED = 1_000_000
+"""First process number of simulated workers: beside real ones in one file."""
 _NAME = 80
 """Longest name of an event, in characters; its arguments contain the whole text."""
+
+
+def recorded(path: str | Path) -> list[Any]:
+    """The events of a trace's file, as `linop.backends`' traces and simulations write it.
+
+    Raises:
+        ArgumentError: it cannot be read, or is no trace.
+    """
+    try:
+        return list(json.loads(read_text(path))["traceEvents"])
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArgumentError(f"{path}: no trace; expected a file of backend.trace") from None
 
 
 def complete(
@@ -31,6 +51,21 @@ def complete(
         "dur": seconds * 1e6,
         "args": about,
     }
+
+
+def flow(
+    number: int, name: str, source: tuple[int, int, float], target: tuple[int, int, float]
+) -> Iterator[dict[str, Any]]:
+    """Two events: an arrow from one place to another, each (process, thread, seconds since the
+    trace began). Viewers bind an end to the event that lasts at that time.
+
+    Args:
+        number: of the arrow, of its own in the file.
+    """
+    for phase, (process, thread, at) in (("s", source), ("f", target)):
+        binding = {"bp": "e"} if phase == "f" else {}
+        where = {"pid": process, "tid": thread, "ts": at * 1e6}
+        yield {"ph": phase, "id": number, "name": name, "cat": "message", **where, **binding}
 
 
 def process(number: int, name: str, order: int) -> list[dict[str, Any]]:

@@ -62,6 +62,20 @@ def write_text(path: str | os.PathLike[Any], text: str) -> None:
     target(path, streams=True).write_text(text, encoding="utf-8")
 
 
+def written(path: str | os.PathLike[Any] | None, text: str) -> str:
+    """Write a text to a file, if one is given, and return it.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    if path is not None:
+        try:
+            write_text(path, text)
+        except OSError as error:
+            raise ArgumentError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return text
+
+
 def _is_stream(path: str) -> bool:
     """True if a path names this process's standard output or error, or /dev/null."""
     try:

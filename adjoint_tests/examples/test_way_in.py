@@ -136,8 +136,8 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def test_pictures_are_those_that_are_drawn() -> None:
-    """`python docs/pictures/draw.py` renews them."""
-    for name, draw in loaded(DOCS / "pictures/draw.py")["PICTURES"].items():
+    """`python docs/pictures/concepts.py` renews them."""
+    for name, draw in loaded(DOCS / "pictures/concepts.py")["PICTURES"].items():
         path = DOCS / "pictures" / f"{name}.svg"
         assert path.read_text(encoding="utf-8") == draw(), name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -226,6 +227,18 @@ def test_show_prints_a_hierarchy(run: Run) -> None:
     result = run("show", "--ranks-per-machine", "2", "--machines", "f", target)
     assert result.exit_code == 2
     assert "give --ranks-per-machine or --machines, not both" in result.output
+
+
+def test_show_draws_operators_and_their_predicted_times(run: Run, folder: Path) -> None:
+    result = run("show", "--svg", "op.svg", "--trace", "op.json", f"{MODULE}:shift")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-2:] == ["written: op.svg", "written: op.json"]
+    assert "turned round" in (folder / "op.svg").read_text(encoding="utf-8")
+    events = json.loads((folder / "op.json").read_text())["traceEvents"]
+    assert {"X", "s", "f"} <= {event["ph"] for event in events}
+    result = run("show", "--svg", "op.png", f"{MODULE}:shift")
+    assert result.exit_code == 1
+    assert "ends in .svg expected" in str(result.exception)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")

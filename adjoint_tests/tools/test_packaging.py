@@ -115,8 +115,8 @@ print(linop.__file__, linop.backends.threads.backend.__file__, sep="\\n")
 
 
 MODULES = (
-    "autograd backends errors fourier interop layers local_operators loops networks planning "
-    "schedules solvers strategies testing"
+    "autograd backends errors fourier interop layers local_operators loops networks pictures "
+    "planning schedules solvers strategies testing"
 ).split()
 
 
@@ -128,7 +128,7 @@ def test_public_names() -> None:
     assert linop.__all__ == sorted(linop.__all__, key=lambda n: (not n.isupper(), n.islower(), n))
     assert len(set(shown)) == len(shown)
     assert not {"spaces", "normal_form", "operators", "tools", "caching", "graph"} & set(shown)
-    assert not {"provenance", "text", "writing", "trace_events", "verify"} & set(shown)
+    assert not {"provenance", "text", "writing", "trace_events", "svg", "verify"} & set(shown)
     for name in {*linop.__all__, *MODULES} - {"autograd", "layers", "strategies"}:
         assert getattr(linop, name) is not None
 

@@ -135,7 +135,7 @@ def test_a_wrong_table_is_printed_and_named(run: Run) -> None:
         (["--file", "empty.csv"], "--file empty.csv: no actions; expected a line a worker"),
         (["--schedule", "1f1b", "--plan", *SIZE], "an operator and its options do not go with"),
         (["some:operator", "--schedule", "1f1b", *SIZE], "an operator and its options do not go"),
-        (["some:operator", "--svg", "a.svg"], "options of a schedule: give --schedule or --file"),
+        (["some:operator", "--chunks", "2"], "options of a schedule: give --schedule or --file"),
         ([], "give MODULE:OPERATOR, --schedule or --file"),
     ],
 )

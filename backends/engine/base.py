@@ -446,6 +446,12 @@ class BoundPlan(Keeper, ABC):
     def __repr__(self) -> str:
         return f"<plan of {self.op!r} on {self.backend.name}>"
 
+    def _repr_html_(self) -> str:
+        from linop.pictures.html import plan_html
+
+        whose = "all workers" if self._here is None else f"worker {self._here}"
+        return plan_html(self, f"on {self.backend.name}, {whose}", self._here is not None)
+
 
 def described(plan: LoweredPlan, way: str) -> str:
     """Text of a plan and its transport."""

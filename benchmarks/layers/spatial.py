@@ -18,6 +18,7 @@ import gc
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +32,16 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "adjoint_tests"))
+
+ALLOCATORS = {
+    "default": {},
+    # Large arrays have pages of their own, which are given back: so that peaks are those of a step.
+    "gives back": {"MALLOC_MMAP_THRESHOLD_": "65536"},
+    # No page is given back: else a step of one process, with larger arrays, spends more time in the
+    # kernel, which clears their pages again.
+    "keeps": {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)},
+}
+"""Settings of the C library's memory."""
 
 CASES = {
     "2-D U-Net, 512²": {"ndim": 2, "size": 512, "width": 16, "depth": 3, "batch": 2},
@@ -106,14 +117,9 @@ def settings(first: int, count: int) -> None:
 # Ranks
 
 
-def ranks(count: int, task: str, case: str) -> list[Any]:
+def ranks(count: int, task: str, case: str, allocator: str = "default") -> list[Any]:
     """The output of the ranks of a job, of one thread each, by rank."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        # Large arrays have pages of their own, which are given back: so that peaks are those of a
-        # step, and not of an allocator.
-        "MALLOC_MMAP_THRESHOLD_": "65536" if task == "memory" else "1048576",
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ALLOCATORS[allocator]
     command = ["mpiexec", "-n", str(count), sys.executable, __file__, "rank", task, "--case", case]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = [json.loads(x[5:]) for x in done.stdout.splitlines() if x.startswith("@rank")]
@@ -215,31 +221,39 @@ def memory() -> None:
     print("| step of | one process | 2 workers | 1/2 | 4 workers | 1/4 |")
     print("| --- | --- | --- | --- | --- | --- |")
     for case in CASES:
-        one = ranks(1, "memory", case)[0]
+        one = ranks(1, "memory", case, "gives back")[0]
         row = [f"{one / 2**20:.0f} MiB"]
         for count in (2, 4):
-            most = max(ranks(count, "memory", case))
+            most = max(ranks(count, "memory", case, "gives back"))
             row += [f"{most / 2**20:.0f} MiB", f"{most / one:.3f}"]
         print(f"| {case} | {' | '.join(row)} |", flush=True)
 
 
 def times() -> None:
-    """Print the table of times, runs of one process, of two ranks, and of two processes with half an
-    image each and no message, taking turns: what these take is the machine's floor."""
+    """Print the table of times. Runs of one process, of two ranks, and of two processes with half
+    an image each and no message, the machine's floor, take turns."""
     print(f"load: {os.getloadavg()}")
-    print("| step of | one process, s: min, median, max | 2 ranks | minima | floor | processor's |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| step of | memory | one process, s | 2 ranks | ratio | floor | processor's |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for case in CASES:
-        alone: list[float] = []
-        both: list[float] = []
-        halves: list[float] = []
-        for _ in range(3):
-            alone += ranks(1, "time", case)[0]
-            both += [max(pair) for pair in zip(*ranks(2, "time", case), strict=True)]
-            halves += [max(pair) for pair in zip(*ranks(2, "halves", case), strict=True)]
-        rows = [f"{min(t):.3f}, {sorted(t)[len(t) // 2]:.3f}, {max(t):.3f}" for t in (alone, both)]
-        ratios = f"{min(both) / min(alone):.2f} | {min(halves) / min(alone):.2f}"
-        print(f"| {case} | {' | '.join(rows)} | {ratios} | {processor(case):.2f} |", flush=True)
+        for allocator in ("default", "keeps"):
+            alone: list[float] = []
+            both: list[float] = []
+            halves: list[float] = []
+            for _ in range(2):
+                alone += ranks(1, "time", case, allocator)[0]
+                for task, found in (("time", both), ("halves", halves)):
+                    found += map(max, zip(*ranks(2, task, case, allocator), strict=True))
+            one, two, half = map(statistics.median, (alone, both, halves))
+            cells = [
+                case,
+                allocator,
+                *(f"{min(t):.3f}, {statistics.median(t):.3f}, {max(t):.3f}" for t in (alone, both)),
+                f"{two / one:.2f}",
+                f"{half / one:.2f}",
+                f"{processor(case):.2f}" if allocator == "default" else "",
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 # DTensor

@@ -5,11 +5,13 @@ what is computed or sent from one column to the next."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
+from linop.svg import SOFT, Drawing
+
 FOLDER = Path(__file__).parent / "pictures"
-SENT, FAULT = "#33658a", "#c1121f"
+SENT, FAULT = "#4480ad", "#d8414d"
+"""Colours that read on light and on dark paper."""
 LEFT, WIDE, HIGH, ROW = 74, 138, 28, 44
 """Pixels: of the ranks' names, of a box, and from rank to rank."""
 GAPS = {2: 190, 3: 96, 4: 96}
@@ -316,36 +318,24 @@ def svg(picture: Picture) -> str:
     """The text of a picture."""
     ranks = len(picture.panels[0].columns[0])
     count = len(picture.spaces)
-    width = LEFT + count * WIDE + (count - 1) * GAPS[count] + 34
     high = 46 + ranks * ROW
-    tops, top = [], 34
-    for panel in picture.panels:
-        tops.append(top)
-        top += high + (18 if panel.fault else 0)
-    height = top + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f"<title>{escape(picture.summary)}</title>",
-        "<defs>",
-        *(_head(name, color) for name, color in (("sent", SENT), ("fault", FAULT))),
-        "</defs>",
-        '<rect width="100%" height="100%" rx="6" fill="white"/>',
-    ]
+    drawn = Drawing()
     for k, space in enumerate(picture.spaces):
-        parts.append(_text(_x(k, count) + WIDE / 2, 20, space, anchor="middle", color="#555555"))
-    for y, panel in zip(tops, picture.panels, strict=True):
-        parts += _panel(panel, y)
-    parts += _legend(height - 12, picture)
-    return "\n".join([*parts, "</svg>\n"])
+        drawn.text(_x(k, count) + WIDE / 2, 20, space, anchor="middle", opacity=SOFT)
+    top = 34
+    for panel in picture.panels:
+        _panel(drawn, panel, top)
+        top += high + (18 if panel.fault else 0)
+    _legend(drawn, top + 12, picture)
+    return str(drawn.picture(picture.summary))
 
 
 def _x(column: int, columns: int) -> float:
     return LEFT + column * (WIDE + GAPS[columns])
 
 
-def _panel(panel: Panel, top: float) -> list[str]:
-    parts = [_text(8, top + 14, panel.title, weight="bold")]
+def _panel(drawn: Drawing, panel: Panel, top: float) -> None:
+    drawn.text(8, top + 14, panel.title, weight="bold")
     back = panel.title.startswith("backward")
     first = top + 42
     count = len(panel.columns)
@@ -354,86 +344,50 @@ def _panel(panel: Panel, top: float) -> list[str]:
         return first + rank * ROW
 
     for rank in range(len(panel.columns[0])):
-        parts.append(_text(8, y(rank) + 18, f"rank {rank}"))
+        drawn.text(8, y(rank) + 18, f"rank {rank}")
     for k, column in enumerate(panel.columns):
         for rank, text in enumerate(column):
             if text:
-                parts.append(_box(_x(k, count), y(rank), text))
+                _box(drawn, _x(k, count), y(rank), text)
     for k, step in enumerate(panel.steps):
         near, far = _x(k, count) + WIDE + 3, _x(k + 1, count) - 3
-        parts.append(_text((near + far) / 2, first - 4, step.label, anchor="middle"))
-        for arrows, kind, dashed in (
-            (step.sent, "sent", False),
-            (step.missing, "fault", True),
-            (step.extra, "fault", False),
+        drawn.text((near + far) / 2, first - 4, step.label, anchor="middle")
+        for arrows, colour, dashed in (
+            (step.sent, SENT, False),
+            (step.missing, FAULT, True),
+            (step.extra, FAULT, False),
         ):
             for source, target in arrows:
                 begin, end = (near, far) if not back else (far, near)
-                parts.append(
-                    _arrow(begin, y(source) + HIGH / 2, end, y(target) + HIGH / 2, kind, dashed)
-                )
+                ends = (begin, y(source) + HIGH / 2), (end, y(target) + HIGH / 2)
+                drawn.straight(*ends, line=colour, thick=1.5, dashes="5 4" if dashed else "")
     for k in panel.down:
         ends = (y(0) + HIGH + 1, y(1) - 1)
         begin, end = ends[::-1] if back else ends
-        parts.append(
-            _arrow(_x(k, count) + WIDE / 2, begin, _x(k, count) + WIDE / 2, end, "sent", False)
-        )
+        middle = _x(k, count) + WIDE / 2
+        drawn.straight((middle, begin), (middle, end), line=SENT, thick=1.5)
     if panel.fault:
         below = y(len(panel.columns[0])) + 2
-        parts.append(_text(LEFT, below, f"wrong: {panel.fault}", color=FAULT))
-    return parts
+        drawn.text(LEFT, below, f"wrong: {panel.fault}", fill=FAULT)
 
 
-def _legend(y: float, picture: Picture) -> list[str]:
+def _legend(drawn: Drawing, y: float, picture: Picture) -> None:
     steps = [step for panel in picture.panels for step in panel.steps]
-    entries = [("sent", False, "computed or sent")]
+    entries = [(SENT, "", "computed or sent")]
     if any(step.missing for step in steps):
-        entries.append(("fault", True, "missing in the wrong program"))
+        entries.append((FAULT, "5 4", "missing in the wrong program"))
     if any(step.extra for step in steps):
-        entries.append(("fault", False, "too many in it"))
-    parts, x = [], 8.0
-    for kind, dashed, text in entries:
-        parts.append(_arrow(x, y - 4, x + 28, y - 4, kind, dashed))
-        parts.append(_text(x + 34, y, text, color="#555555"))
+        entries.append((FAULT, "", "too many in it"))
+    x = 8.0
+    for colour, dashes, text in entries:
+        drawn.straight((x, y - 4), (x + 28, y - 4), line=colour, thick=1.5, dashes=dashes)
+        drawn.text(x + 34, y, text, opacity=SOFT)
         x += 50 + 6.2 * len(text)
-    return parts
 
 
-def _head(name: str, color: str) -> str:
-    return (
-        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        f'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{color}"/></marker>'
-    )
-
-
-def _arrow(x0: float, y0: float, x1: float, y1: float, kind: str, dashed: bool) -> str:
-    color = SENT if kind == "sent" else FAULT
-    dashes = ' stroke-dasharray="5 4"' if dashed else ""
-    return (
-        f'<line x1="{x0:g}" y1="{y0:g}" x2="{x1:g}" y2="{y1:g}" stroke="{color}" '
-        f'stroke-width="1.5"{dashes} marker-end="url(#{kind})"/>'
-    )
-
-
-def _box(x: float, y: float, text: str) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="4" fill="#eef3f7" '
-        f'stroke="{SENT}"/>' + _text(x + WIDE / 2, y + 18, text, anchor="middle")
-    )
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    anchor: str = "start",
-    color: str = "#1b1b1b",
-    weight: str = "normal",
-) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{color}" '
-        f'font-weight="{weight}">{escape(text)}</text>'
-    )
+def _box(drawn: Drawing, x: float, y: float, text: str) -> None:
+    drawn.rect(x, y, WIDE, HIGH, fill=SENT, opacity=0.1, line=SENT, round=4)
+    drawn.text(x + WIDE / 2, y + 18, text, anchor="middle")
 
 
 def main() -> None:

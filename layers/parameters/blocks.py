@@ -23,7 +23,7 @@ _ADDING = threading.Lock()
 
 def plain(tensor: Any) -> Any:
     """The same memory as one of torch's own tensors, without graph: also of a block that is guarded
-    (`linop.strategies.data.shards`)."""
+    (`linop.strategies.data.sharded.shards`)."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
 

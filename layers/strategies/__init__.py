@@ -8,14 +8,14 @@ from linop.strategies.context.context_parallel import ContextParallel
 from linop.strategies.data.batch_norm import sync_batch_norm
 from linop.strategies.data.batches import equal_batches
 from linop.strategies.data.data_parallel import DataParallel
-from linop.strategies.data.fully_shard import (
+from linop.strategies.data.loading import Parts, loader
+from linop.strategies.data.sharded.fully_shard import (
     full_state_dict,
     fully_shard,
     load_full_state_dict,
 )
-from linop.strategies.data.loading import Parts, loader
+from linop.strategies.data.sharded.unsharded import unsharded
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
-from linop.strategies.data.unsharded import unsharded
 from linop.strategies.data.virtual_shards import VirtualShards
 from linop.strategies.data.whole_module import full_module
 from linop.strategies.experts.expert_parallel import ExpertParallel

@@ -34,6 +34,7 @@ from linop.spaces.scalars import Array, Scalar, is_scalar, reciprocal, sparse_dt
 from linop.spaces.space import Order, Space, checked_order
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
+from linop.svg import Picture
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -452,6 +453,29 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         m, n = self.shape
         text = " ".join(str(self).split())
         return f"<{m}x{n} {type(self).__name__} with dtype={self.dtype.name}: {text}>"
+
+    def draw(self, adjoint: bool = True, workers: Sequence[int] | None = None) -> Picture:
+        """The picture of what moves: a column for each worker, boxes for regions with the indices
+        that they hold, arrows for the transfers of the normal form, local maps between them; and
+        the adjoint, in the same rows. A notebook shows it; ``op.draw().save("op.svg")`` writes it.
+
+        Args:
+            adjoint: draw ``op.H``, too.
+            workers: those that are drawn; by default all, or of more than 8 the first 6 and the
+                last. What is left out is said.
+
+        Raises:
+            ArgumentError: a worker is none of the operator's, or more than 32 are given.
+            SpaceError: the operator has no adjoint (`H`).
+        """
+        from linop.pictures.operators import draw
+
+        return draw(self, adjoint, workers)
+
+    def _repr_html_(self) -> str:
+        from linop.pictures.html import operator_html
+
+        return operator_html(self)
 
     def _repr_latex_(self) -> str:
         return f"${self.symbol(latex=True)}$"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linop import trace_events
-from linop.errors import ArgumentError
 from linop.schedules.actions import RECEIVES, SENDS, Action, Kind
-from linop.text import read_text
-from linop.writing import write_text
+from linop.svg import SOFT, Drawing, Picture
 
 if TYPE_CHECKING:
     from linop.schedules.simulation import Simulation, Timed
@@ -33,52 +29,62 @@ NAMES = {
     Kind.BACKWARD_WEIGHT: "gradient of weights",
     Kind.UPDATE: "update",
 }
+_TEXTURES = {Kind.BACKWARD: 45, Kind.BACKWARD_INPUT: 135, Kind.BACKWARD_WEIGHT: 90, Kind.UPDATE: 0}
+"""Angles of the white lines on boxes of a kind: forward has none."""
 _LEFT, _TOP, _ROW, _BOX, _STRIP = 80, 34, 34, 24, 5
 """Pixels: names of workers, the title, a row, its boxes, and its messages below them."""
 _SHORTEST, _LEAST, _MOST = 22, 480, 4000
 """Pixels: width of the shortest computation where the picture is not narrower or wider."""
-_SIMULATED = 1_000_000
-"""First process number of simulated workers: beside real ones in one file."""
 
 
 def svg(simulation: Simulation) -> str:
     """A row for each worker, a box for each computation with its micro-batch, a strip below for
     each message that takes time. Later chunks of a worker are lighter. The same simulation gives
     the same text."""
+    return str(picture(simulation))
+
+
+def picture(simulation: Simulation) -> Picture:
+    """The picture of `svg`."""
     boxes = list(_boxes(simulation))
     spans = [float(t.end - t.start) for _, t, _ in boxes if t.action.kind in COLOURS]
     time = float(simulation.time)
     wide = _SHORTEST * time / min(spans, default=1) if time else 0
     width = min(max(wide, _LEAST), _MOST)
     scale = width / time if time else 0
-    below = _TOP + _ROW * len(simulation.workers)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + 10:.0f}" '
-        f'height="{below + 48}" font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        _text(8, 20, title(simulation), size=13),
-    ]
+    drawn = Drawing()
+    drawn.text(8, 20, title(simulation), size=13, weight="bold")
     for worker in range(len(simulation.workers)):
         y = _TOP + _ROW * worker
-        parts.append(_text(8, y + 17, f"worker {worker}"))
-        parts.append(_rect(_LEFT, y, width, _BOX, "#f2f2f2", ""))
+        drawn.text(8, y + 17, f"worker {worker}")
+        drawn.rect(_LEFT, y, width, _BOX, fill="currentColor", opacity=0.06)
     for worker, (action, start, end), chunk in boxes:
         y, x, w = _TOP + _ROW * worker, _LEFT + float(start) * scale, float(end - start) * scale
-        message = action.kind in SENDS
         fill = colour(action.kind)
         opacity = 1 / (1 + chunk / 2)
         hint = f"{action}: {float(start):.6g} to {float(end):.6g}"
-        if message:
-            parts.append(_rect(x, y + _BOX + 1, w, _STRIP, fill, hint))
+        if action.kind in SENDS:
+            drawn.rect(x, y + _BOX + 1, w, _STRIP, fill=fill, hint=hint)
             continue
-        parts.append(_rect(x, y, w, _BOX, fill, hint, opacity))
+        drawn.rect(x, y, w, _BOX, fill=fill, opacity=opacity, hint=hint)
+        _textured(drawn, x, y, w, action.kind)
         label = "" if action.micro_batch is None else str(action.micro_batch)
         if label and w >= 7 * len(label) + 2:
-            ink = "white" if opacity == 1 else "black"
-            parts.append(_text(x + w / 2, y + 16, label, anchor="middle", fill=ink))
-    parts += _axis(time, width, below + 14)
-    parts += _legend(simulation, below + 38)
-    return "\n".join([*parts, "</svg>\n"])
+            ink = "white" if opacity == 1 else "currentColor"
+            drawn.text(x + w / 2, y + 16, label, anchor="middle", fill=ink)
+    below = _TOP + _ROW * len(simulation.workers)
+    for k in range(5):
+        anchor = "start" if k == 0 else "end" if k == 4 else "middle"
+        at, said = _LEFT + width * k / 4, f"{time * k / 4:.4g}"
+        drawn.text(at, below + 14, said, size=11, anchor=anchor, opacity=SOFT)
+    _legend(drawn, simulation, below + 38)
+    return drawn.picture(title(simulation))
+
+
+def _textured(drawn: Drawing, x: float, y: float, w: float, kind: Kind) -> None:
+    """A box's frame, and the lines of its kind."""
+    texture = drawn.texture(_TEXTURES[kind]) if kind in _TEXTURES else "none"
+    drawn.rect(x, y, w, _BOX, fill=texture, line="currentColor", thick=0.8)
 
 
 def colour(kind: Kind) -> str:
@@ -103,9 +109,9 @@ def trace(simulation: Simulation, beside: str | Path | None = None, begun: float
     Raises:
         ArgumentError: `beside` cannot be read, or is no trace.
     """
-    events = [] if beside is None else _recorded(Path(beside))
+    events = [] if beside is None else trace_events.recorded(beside)
     for worker, row in enumerate(simulation.workers):
-        number = _SIMULATED + worker
+        number = trace_events.SIMULATED + worker
         events += trace_events.process(number, f"worker {worker}, simulated", worker)
         events.append(trace_events.thread(number, 0, "computation"))
         events.append(trace_events.thread(number, 1, "messages"))
@@ -163,20 +169,6 @@ def fitting(simulation: Simulation, most: int) -> int:
     return min(most, round((digits + 1) * simulation.time / shortest))
 
 
-def written(path: str | Path | None, text: str) -> str:
-    """Write a text to a file, if one is given, and return it.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-    """
-    if path is not None:
-        try:
-            write_text(path, text)
-        except OSError as error:
-            raise ArgumentError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return text
-
-
 def _boxes(simulation: Simulation) -> Iterator[tuple[int, Timed, int]]:
     """(worker, action with its times, chunk) of all that takes time."""
     for worker, row in enumerate(simulation.workers):
@@ -193,49 +185,16 @@ def _label(action: Action, width: int) -> str:
     return label.ljust(width, "─") if len(label) <= width else str(action.kind)[:width].ljust(width)
 
 
-def _recorded(path: Path) -> list[Any]:
-    try:
-        return list(json.loads(read_text(path))["traceEvents"])
-    except OSError as error:
-        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ArgumentError(f"{path}: no trace; expected a file of backend.trace") from None
-
-
-def _rect(
-    x: float, y: float, width: float, height: float, fill: str, hint: str, opacity: float = 1
-) -> str:
-    clear = "" if opacity == 1 else f' fill-opacity="{opacity:.2f}"'
-    line = ' stroke="white" stroke-width="0.8"' if hint else ""
-    head = f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{fill}"'
-    inner = f"><title>{escape(hint)}</title></rect>" if hint else "/>"
-    return f"{head}{clear}{line}{inner}"
-
-
-def _text(
-    x: float, y: float, text: str, size: int = 12, anchor: str = "start", fill: str = "black"
-) -> str:
-    return (
-        f'<text x="{x:.2f}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{fill}">'
-        f"{escape(text)}</text>"
-    )
-
-
-def _axis(time: float, width: float, y: int) -> Iterator[str]:
-    """Five times below the rows."""
-    for k in range(5):
-        anchor = "start" if k == 0 else "end" if k == 4 else "middle"
-        yield _text(_LEFT + width * k / 4, y, f"{time * k / 4:.4g}", 11, anchor, "#555555")
-
-
-def _legend(simulation: Simulation, y: int) -> Iterator[str]:
+def _legend(drawn: Drawing, simulation: Simulation, y: int) -> None:
     """Colours of the kinds that occur."""
     x = float(_LEFT)
     there = {timed.action.kind for _, timed, _ in _boxes(simulation)}
-    names = [(COLOURS[kind], NAMES[kind]) for kind in COLOURS if kind in there]
+    names: list[tuple[Kind | None, str]] = [(k, NAMES[k]) for k in COLOURS if k in there]
     if there & SENDS:
-        names.append((OTHER, "message"))
-    for fill, name in names:
-        yield _rect(x, y - 10, 12, 12, fill, "")
-        yield _text(x + 17, y, name)
+        names.append((None, "message"))
+    for kind, name in names:
+        drawn.rect(x, y - 10, 12, 12, fill=OTHER if kind is None else COLOURS[kind])
+        if kind in _TEXTURES:
+            drawn.rect(x, y - 10, 12, 12, fill=drawn.texture(_TEXTURES[kind]))
+        drawn.text(x + 17, y, name)
         x += 30 + 7 * len(name)

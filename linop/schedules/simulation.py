@@ -20,7 +20,9 @@ from linop.schedules.live_memory import Sizes, expect_sizes, peak_bytes
 from linop.schedules.message_flow import Sends, edges_of, expect_slots
 from linop.schedules.schedule import Schedule, expect_edges, with_messages
 from linop.schedules.schedule_errors import ScheduleDeadlockError
+from linop.svg import Picture
 from linop.text import aligned
+from linop.writing import written
 
 WORK = COMPUTE | {Kind.UPDATE}
 """Kinds that count as work of a worker; the rest of its time is its bubble."""
@@ -89,7 +91,14 @@ class Simulation:
 
     def to_svg(self, path: str | Path | None = None) -> str:
         """Picture of all workers over time, as SVG; written to a file if one is given."""
-        return pictures.written(path, pictures.svg(self))
+        return written(path, pictures.svg(self))
+
+    def draw(self) -> Picture:
+        """The picture of `to_svg`, which a notebook shows."""
+        return pictures.picture(self)
+
+    def _repr_html_(self) -> str:
+        return self.draw()._repr_html_()
 
     def to_trace(
         self,
@@ -105,7 +114,7 @@ class Simulation:
                 worker is shown below the real one.
             begun: seconds of that trace at which the simulation is to begin.
         """
-        return pictures.written(path, pictures.trace(self, beside, begun))
+        return written(path, pictures.trace(self, beside, begun))
 
     def __str__(self) -> str:
         peaks = self.peak_activations

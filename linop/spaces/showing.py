@@ -1,10 +1,10 @@
 """Spaces, partitions and vectors as text and as HTML tables, for notebooks. Tables set no colours,
-so that they read in light and dark, and show a few rows of many."""
+so that they read in light and dark, and show a few rows of many; a tensor space has its picture
+below."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from linop.spaces.differences import inner_text
 from linop.spaces.region import Region, memory_mark
 from linop.spaces.scalars import Array
+from linop.svg import escaped
 
 if TYPE_CHECKING:
     from linop.spaces.partition import Partition
@@ -30,11 +31,12 @@ def space_html(space: Space) -> str:
     rows = [_region_cells(region) for region in regions]
     caption = f"{type(space).__name__} of {_many(len(space), 'region')}, {_elements(space)}"
     caption += _inner(space)
-    return _table(caption, ("region", "shape", "workers"), rows)
+    return table(caption, ("region", "shape", "workers"), rows)
 
 
 def tensor_html(X: TensorSpace) -> str:
-    """A table of a tensor space's blocks: their shapes, and their indices in the tensor."""
+    """A table of a tensor space's blocks: their shapes, and their indices in the tensor; and the
+    picture of the tensor."""
     rows = []
     for k in _some(len(X)):
         region = "" if k is None else X.numbering.at(k)
@@ -44,7 +46,10 @@ def tensor_html(X: TensorSpace) -> str:
         f"TensorSpace {X.name} of shape {X.global_shape}, dtype {X.dtype.name}, on a grid "
         f"of workers of shape {X.partition.shape}, whose axes are {_axes(X)}{_inner(X)}"
     )
-    return _table(caption, ("block", "shape", "workers", "indices"), rows)
+    from linop.spaces.pictures import blocks_picture  # not before it is asked for
+
+    shown = table(caption, ("block", "shape", "workers", "indices"), rows)
+    return f"<div>{shown}{blocks_picture(X)._repr_html_()}</div>"
 
 
 def partition_html(partition: Partition) -> str:
@@ -59,7 +64,7 @@ def partition_html(partition: Partition) -> str:
         rows.append([at, *workers] if before else workers)
     heads = ["…" if j is None else str(j) for j in across]
     caption = f"Partition of shape {partition.shape}: {_many(partition.size, 'worker')}"
-    return _table(caption, ["", *heads] if before else heads, rows)
+    return table(caption, ["", *heads] if before else heads, rows)
 
 
 def vector_html(vector: Vector) -> str:
@@ -70,7 +75,7 @@ def vector_html(vector: Vector) -> str:
         region = "" if k is None else vector.space[names[k]]
         values = "…" if k is None else _values(vector.arrays[names[k]])
         rows.append([*_region_cells(region), values])
-    return _table(_vector_title(vector), ("region", "shape", "workers", "values"), rows)
+    return table(_vector_title(vector), ("region", "shape", "workers", "values"), rows)
 
 
 def vector_text(vector: Vector) -> str:
@@ -133,10 +138,13 @@ def _some(many: int) -> list[int | None]:
     return [*range(many)] if many <= _MOST else [*range(_FIRST), None, many - 1]
 
 
-def _table(caption: str, head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    def cells(texts: Iterable[str], tag: str) -> Iterator[str]:
-        return (f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+def table(caption: str, head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """An HTML table of texts, which are escaped; without a head if that is empty."""
 
-    lines = [f"<tr>{''.join(cells(head, 'th'))}</tr>"]
+    def cells(texts: Iterable[str], tag: str) -> Iterator[str]:
+        return (f"<{tag}>{escaped(text)}</{tag}>" for text in texts)
+
+    titles = "".join(cells(head, "th"))
+    lines = [f"<tr>{titles}</tr>"] if titles else []
     lines += [f"<tr>{''.join(cells(row, 'td'))}</tr>" for row in rows]
-    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
+    return f"<table><caption>{escaped(caption)}</caption>{''.join(lines)}</table>"

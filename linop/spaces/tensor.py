@@ -21,6 +21,7 @@ from linop.spaces.scalars import Array, array_of, numeric_dtype, of_dtype
 from linop.spaces.space import Space, Whole
 from linop.spaces.vector import Vector
 from linop.spaces.weighted import InnerProduct, inner_product_of
+from linop.svg import Picture
 
 
 class TensorSpace(Space):
@@ -289,6 +290,13 @@ class TensorSpace(Space):
     def ndim(self) -> int:
         """Number of dimensions of the global tensor."""
         return len(self.global_shape)
+
+    def draw(self) -> Picture:
+        """The picture of the tensor in its blocks, each with its workers: in one, two or three
+        dimensions, those that are cut first. Of more than 8 blocks along one a few are drawn."""
+        from linop.spaces.pictures import blocks_picture
+
+        return blocks_picture(self)
 
     def _repr_html_(self) -> str:
         return showing.tensor_html(self)

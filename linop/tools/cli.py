@@ -171,11 +171,11 @@ def show(
         typer.Option(metavar="FILE.csv", help="a schedule of your own, in torch's form"),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="draw the simulated schedule")
+        Path | None, typer.Option(metavar="FILE.svg", help="draw the operator, or the schedule")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="write it in Chrome's trace format"),
+        typer.Option(metavar="FILE.json", help="write its predicted times, as a trace has them"),
     ] = None,
 ) -> None:
     """Print an operator and its adjoint in mathematical notation, and the messages and bytes of
@@ -201,7 +201,7 @@ def show(
             raise typer.BadParameter(str(error)) from None
         schedule_showing.show(chosen, console, svg, trace)
         return
-    if stages or micro_batches or chunks or svg or trace:
+    if stages or micro_batches or chunks:
         raise typer.BadParameter("options of a schedule: give --schedule or --file, too")
     if target is None:
         raise typer.BadParameter("give MODULE:OPERATOR, --schedule or --file")
@@ -248,6 +248,8 @@ def show(
                     _print_as_it_is(text)
         if traffic is not None:
             _draw_traffic(traffic, op)
+        for path in showing.written(op, svg, trace, placement):
+            _print_as_it_is(f"written: {path}")
 
 
 def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:

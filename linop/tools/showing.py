@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import linop
 from linop import LinearOperator
@@ -88,6 +89,22 @@ def passes(
         return
     texts = linop.launch(partial(_listing, op, placement), threads, "threads")
     yield from ((f"worker {worker}: {what}", texts[worker]) for worker in workers)
+
+
+def written(
+    op: LinearOperator, svg: Path | None, trace: Path | None, placement: Placement | None
+) -> Iterator[Path]:
+    """Write the operator's picture and its predicted timeline, and name the files that are given.
+
+    Raises:
+        ArgumentError: one cannot be written.
+    """
+    if svg is not None:
+        op.draw().save(svg)
+        yield svg
+    if trace is not None:
+        linop.planning.timeline(op, placement=placement).to_trace(trace)
+        yield trace
 
 
 def _listing(op: LinearOperator, placement: Placement | None, backend: Backend) -> str:

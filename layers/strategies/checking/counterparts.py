@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linop.layers.parameters.packing import Packing
 from linop.strategies.data.data_parallel import DataParallel
-from linop.strategies.data.members import Member, rows
+from linop.strategies.data.sharded.members import Member, rows
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.model.stage_states import prefix_of
 from linop.strategies.pipelines.pipeline import Pipeline

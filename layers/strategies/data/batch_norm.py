@@ -16,7 +16,7 @@ from linop.operators.algebra import in_steps
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.strategies.data.operators import replication
-from linop.strategies.data.unit import only_shapes
+from linop.strategies.data.sharded.unit import only_shapes
 from linop.strategies.mesh import Axis
 
 

@@ -32,7 +32,7 @@ from linop.strategies.data.replicas import (
     module_checked,
     summed_already,
 )
-from linop.strategies.data.unit import only_shapes
+from linop.strategies.data.sharded.unit import only_shapes
 from linop.strategies.mesh import Axis
 
 _NAME = "DataParallel"
@@ -227,7 +227,7 @@ class DataParallel(torch.nn.Module):
             for held, name, p in self._places
         ):
             self._check_parameters()
-        if any(p.requires_grad for _, p in self._frozen):
+        if any(p.requires_grad for _, p in self._frozen) and not only_shapes():
             self._thaw()
         self._before_forward()
         result = self.module(*arguments, **options)

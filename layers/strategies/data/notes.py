@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -80,26 +80,27 @@ def _settings(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}({'; '.join(groups)})"
 
 
-def gathered_digest(facts: Facts, like: Tensor) -> Tensor:
-    """A digest of `PLACES` elements, of the dtype and device of a tensor."""
-    return like.detach().new_tensor(_places(facts))
+def gathered_digest(facts: Facts) -> tuple[int, ...]:
+    """A digest of `PLACES` elements."""
+    return _places(repr(facts))
 
 
 def summed_digest(facts: Facts) -> list[float]:
     """A digest of `SUMMED` elements, to be added to those of other workers."""
-    bits = [place >> k & 1 for place in _places(facts) for k in range(_BITS)]
+    bits = [place >> k & 1 for place in _places(repr(facts)) for k in range(_BITS)]
     return [float(one) for bit in bits for one in (bit, 1 - bit)]
 
 
-def _places(facts: Facts) -> list[int]:
-    number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:PLACES], "little")
-    return [number >> 8 * k & 127 for k in range(PLACES)]
+@lru_cache(64)
+def _places(facts: str) -> tuple[int, ...]:
+    number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:PLACES], "little")
+    return tuple(number >> 8 * k & 127 for k in range(PLACES))
 
 
 def are_equal(gathered: Tensor) -> bool:
-    """True if all workers' digests, one after the other, are equal."""
-    said = gathered.tolist()
-    return bool(said == said[:PLACES] * (len(said) // PLACES))
+    """True if all workers' digests, a row each, are equal."""
+    first, *others = gathered.tolist()
+    return all(one == first for one in others)
 
 
 def add_up(summed: Sequence[float]) -> bool:

@@ -13,10 +13,10 @@ from linop.backends import use
 from linop.errors import ArgumentError, expect
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.strategies.data.data_parallel import DataParallel
-from linop.strategies.data.members import rows
 from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.replicas import SERVER, agree, described, summed_already
-from linop.strategies.data.units import units_of
+from linop.strategies.data.sharded.members import rows
+from linop.strategies.data.sharded.units import units_of
 from linop.strategies.mesh import Axis
 
 

@@ -13,7 +13,7 @@ from linop.layers.layer import Layer
 from linop.layers.parameters.partial_states import refuses_shards
 from linop.strategies.data.batch_norm import as_torchs
 from linop.strategies.data.data_parallel import DataParallel
-from linop.strategies.data.precision import Inputs
+from linop.strategies.data.sharded.precision import Inputs
 
 
 class _Gone:

@@ -12,25 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.checkpoint import checkpoint as _torch_s
 
 from linop.backends.autograd.functions import checkpoint_context
 from linop.errors import ArgumentError
-from linop.strategies.data.unit import Unit
+from linop.strategies.data.sharded.unit import Unit
 from linop.strategies.memory.window import Window
 
 
-class Chain(torch.nn.Sequential):
-    """A chain of modules, called group by group.
+class Offloadable:
+    """Modules that are called one after another, whose memory may be elsewhere between their calls.
 
     Attributes:
-        every: the number of modules in a group, which are computed again in backward; None: each
-            is a group, and computed once.
-        window: of the groups whose saved tensors are not moved out; None: all of them.
+        window: of those whose saved tensors are not moved out; None: all of them.
         units: of parameters that are in another memory, in the order of the modules.
     """
 
-    every: int | None = None
     window: Window | None = None
     units: Sequence[Unit] = ()
 
@@ -43,6 +41,22 @@ class Chain(torch.nn.Sequential):
     def bytes_leaving(self) -> int:
         """Bytes of gradients of such that are on their way to the other memory."""
         return sum(unit.bytes_leaving for unit in self.units)
+
+    def _described(self, again: str) -> str:
+        """Settings, for `extra_repr`."""
+        ahead = "" if self.window is None else f"prefetch={self.window.ahead}"
+        return ", ".join(filter(None, [again, ahead]))
+
+
+class Chain(Offloadable, torch.nn.Sequential):
+    """A chain of modules, called group by group; the window is of groups.
+
+    Attributes:
+        every: the number of modules in a group, which are computed again in backward; None: each
+            is a group, and computed once.
+    """
+
+    every: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the last module."""
@@ -58,8 +72,7 @@ class Chain(torch.nn.Sequential):
         return x
 
     def extra_repr(self) -> str:
-        said = [] if self.every is None else [f"every={self.every}"]
-        return ", ".join(said if self.window is None else [*said, f"prefetch={self.window.ahead}"])
+        return self._described("" if self.every is None else f"every={self.every}")
 
 
 @contextmanager
@@ -93,15 +106,22 @@ def chain(net: Any, name: str) -> Chain:
             f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"
         )
     made = Chain(OrderedDict(net._modules))  # a module that comes twice, too
-    made.training = net.training
-    # The hooks of a sharded Sequential gather its units, which others have to find.
-    # Pieces of a model that was split keep its keys.
-    every = vars(net).items()
-    kept = {k: v for k, v in every if "_hook" in k or k.startswith("_linop_") or k == "no_sync"}
-    made.__dict__.update({key: copy(one) for key, one in kept.items()})
+    copy_state(net, made)
     if isinstance(net, Chain):
         made.every, made.window, made.units = net.every, net.window, net.units
     return made
+
+
+def copy_state(net: Module, made: Module) -> None:
+    """Give a container the mode of another with the same modules, and copies of its hooks.
+
+    The hooks of a sharded one gather its units, which others have to find. Pieces of a model that
+    was split keep its keys.
+    """
+    made.training = net.training
+    every = vars(net).items()
+    kept = {k: v for k, v in every if "_hook" in k or k.startswith("_linop_") or k == "no_sync"}
+    made.__dict__.update({key: copy(one) for key, one in kept.items()})
 
 
 def _checkpointed(modules: Sequence[Any], x: Tensor) -> Tensor:

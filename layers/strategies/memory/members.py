@@ -7,7 +7,7 @@ its own, which is copied and pickled with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
@@ -19,33 +19,15 @@ from torch.nn import Module
 from torch.utils.checkpoint import checkpoint as _torch_s
 
 from linop.errors import ArgumentError
-from linop.strategies.data.calls import is_gathered
-from linop.strategies.data.unit import Unit
-from linop.strategies.memory.chain import contexts
+from linop.strategies.data.sharded.calls import is_gathered
+from linop.strategies.data.sharded.unit import Unit
+from linop.strategies.memory.chain import Offloadable, contexts, copy_state
 from linop.strategies.memory.window import Series, Window
 from linop.strategies.pipelines.stages.stateless import reading
 
 
-class Members(torch.nn.ModuleList):
-    """A list of modules of which autograd keeps less.
-
-    Attributes:
-        window: of the members whose saved tensors are not moved out; None: all of them.
-        units: of parameters that are in another memory, in the order of the members.
-    """
-
-    window: Window | None = None
-    units: Sequence[Unit] = ()
-
-    @property
-    def bytes_here(self) -> int:
-        """Bytes of parameters that `offload` has here, or on their way here."""
-        return sum(unit.bytes_here for unit in self.units)
-
-    @property
-    def bytes_leaving(self) -> int:
-        """Bytes of gradients of such that are on their way to the other memory."""
-        return sum(unit.bytes_leaving for unit in self.units)
+class Members(Offloadable, torch.nn.ModuleList):
+    """A list of modules of which autograd keeps less; the window is of members."""
 
     def checkpoint(self) -> None:
         """Compute every member again in backward."""
@@ -71,8 +53,7 @@ class Members(torch.nn.ModuleList):
 
     def extra_repr(self) -> str:
         again = any(getattr(vars(one).get("forward"), "again", False) for one in self)
-        said = ["checkpointed"] if again else []
-        return ", ".join(said if self.window is None else [*said, f"prefetch={self.window.ahead}"])
+        return self._described("checkpointed" if again else "")
 
 
 class _Saving:
@@ -177,6 +158,5 @@ def members(net: torch.nn.ModuleList, name: str) -> Members:
         return net
     made = Members()
     made._modules = copy(net._modules)
-    made.training = net.training
-    made.__dict__.update({key: copy(one) for key, one in vars(net).items() if "_hook" in key})
+    copy_state(net, made)
     return made

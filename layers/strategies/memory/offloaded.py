@@ -11,9 +11,9 @@ from linop.backends.threads.backend import alone
 from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.spaces.region import integer
-from linop.strategies.data.fully_shard import fully_shard
-from linop.strategies.data.prefetch import passes_of
-from linop.strategies.data.unit import Unit
+from linop.strategies.data.sharded.fully_shard import fully_shard
+from linop.strategies.data.sharded.prefetch import passes_of
+from linop.strategies.data.sharded.unit import Unit
 from linop.strategies.memory.chain import chain
 from linop.strategies.memory.members import members
 from linop.strategies.memory.window import Window

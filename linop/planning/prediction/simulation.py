@@ -6,6 +6,7 @@ of a simulation is in `linop.planning.prediction.cost`, its parameters in `linop
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -91,6 +92,28 @@ class Simulation:
         return "\n".join([head, *aligned(rows)])
 
 
+@dataclass(frozen=True, eq=False)
+class StageTimes:
+    """A movement stage of a simulation; (n,) seconds by worker, and the messages, (m,) each.
+
+    Attributes:
+        begun: when each worker begins; gone: when it has sent; here: when it has received.
+        copying, adding: seconds that follow.
+        senders, receivers: numbers of the workers, positions among all; sizes: bytes; each:
+            seconds at either end, without limits of machines' links.
+    """
+
+    begun: Seconds
+    gone: Seconds
+    here: Seconds
+    copying: Seconds
+    adding: Seconds
+    senders: Ints
+    receivers: Ints
+    sizes: Ints
+    each: Seconds
+
+
 def simulate(
     op: HasStages, network: Network | None = None, placement: Placement | None = None
 ) -> Simulation:
@@ -119,6 +142,16 @@ def simulate(
         ArgumentError: a worker has no machine.
         SpaceError: 2**63 bytes or more are moved.
     """
+    return simulated(op, network, placement)
+
+
+def simulated(
+    op: HasStages,
+    network: Network | None,
+    placement: Placement | None,
+    watch: Callable[[StageTimes], None] | None = None,
+) -> Simulation:
+    """As `simulate`; `watch` is called with the times of each movement stage."""
     network = ASSUMED if network is None else expect("network", network, Network)
     stages = prepared(op.stages, placement)
     workers = np.array(stages.workers, np.int64)
@@ -137,6 +170,7 @@ def simulate(
         own, coming = np.zeros((2, n))
         copied, crossing, added, leaving, arriving = np.zeros((5, n), np.int64)
         ends: list[tuple[Ints, Ints]] = []
+        watched: list[tuple[Ints, Ints, Ints, Seconds]] = []
         for some in routes_by_receiver(movement, placement):
             sender, receiver, elements = messages(some)
             s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
@@ -153,6 +187,8 @@ def simulate(
             own += np.bincount(s, each, n)
             coming += np.bincount(r, each, n)
             ends.append((s.astype(short), r.astype(short)))
+            if watch is not None:
+                watched.append((s, r, size, each))
             for column, more in zip(
                 (copied, crossing, added), memory_traffic(movement, some, workers), strict=True
             ):
@@ -169,8 +205,15 @@ def simulate(
         out += leaving
         sending += own
         waiting += here - gone
-        copying += copied * itemsize * network.per_byte_copied
-        adding += added * itemsize * network.per_byte_added
+        copies = copied * itemsize * network.per_byte_copied
+        sums = added * itemsize * network.per_byte_added
+        copying += copies
+        adding += sums
+        if watch is not None:
+            joined = (np.concatenate(c) for c in zip(*watched, strict=True)) if watched else ()
+            none = np.zeros(0, np.int64)
+            messages_of = tuple(joined) or (none, none, none, none.astype(float))
+            watch(StageTimes(begun, gone, here, copies, sums, *messages_of))
     sent, received, bytes_sent, bytes_received = counts
     return Simulation(
         workers,

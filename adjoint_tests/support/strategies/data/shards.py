@@ -87,7 +87,7 @@ def slice_of(net: Any, axis: Any) -> Any:
 
 
 def units(net: Any) -> Any:
-    from linop.strategies.data.fully_shard import _units
+    from linop.strategies.data.sharded.fully_shard import _units
 
     return _units(net)
 

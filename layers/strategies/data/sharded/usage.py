@@ -1,9 +1,10 @@
 """Parameters of a unit that no worker has used: they have no gradient, as in one process, and not
 one of zeros, which an optimizer with weight decay or momentum would move them by.
 
-Beside a unit's parameters travels a row of numbers of each worker. Forward gathers rows of no
-meaning; in backward a worker gives ones for the parameters that it has a gradient for, and the sum
-over the workers comes back with those of the gradients.
+Beside a unit's parameters travels a row of numbers of each worker, one for each parameter, and then
+a note to the other workers. Forward gathers the notes; in backward a worker gives ones for the
+parameters that it has a gradient for, and the sum over the workers comes back with those of the
+gradients.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ _NAME = "uses of parameters"
 """No parameter has such a name."""
 
 
-def use_space(members: Sequence[TensorSpace]) -> TensorSpace:
+def use_space(members: Sequence[TensorSpace], more: int) -> TensorSpace:
     """Space of the numbers, a row on each worker.
 
     Args:
         members: spaces of the parameters.
+        more: length of a note.
     """
     group: Partition = members[0].partition
-    return TensorSpace((group.size, len(members)), group, members[0].dtype, [0], _NAME)
+    return TensorSpace((group.size, len(members) + more), group, members[0].dtype, [0], _NAME)
 
 
-def noted(shards: Sequence[Tensor], terms: int = 1) -> tuple[Tensor, ...]:
+def noted(shards: Sequence[Tensor], note: Sequence[float], terms: int) -> tuple[Tensor, ...]:
     """Shards, and a row of numbers, to be gathered; in backward a shard gets no gradient if the
     row's gradient is zero for it.
 
     Args:
+        note: the end of the row.
         terms: number that the sums of gradients are divided by, in the dtype of the shards: parts
             of half precision would be rounded before they are summed.
     """
-    row = plain(shards[0]).new_zeros(1, len(shards))
+    row = plain(shards[0]).new_tensor([[0.0] * len(shards) + [*note]])
     if not _in_graph():
         return *map(plain, shards), row
     with torch._C.DisableTorchFunctionSubclass():
@@ -73,7 +76,7 @@ class _Shards(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         *given, counts = gradients
-        pairs = zip(given, counts[0].tolist(), strict=True)
+        pairs = zip(given, counts[0].tolist(), strict=False)  # no gradient of a note
         sums = (gradient if count else None for gradient, count in pairs)
         if ctx.terms == 1:
             return None, None, *sums
@@ -96,6 +99,7 @@ class _Wholes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         row = [float(gradient is not None) for gradient in gradients]
+        row += [0.0] * (ctx.rows.shape[1] - len(row))
         return *gradients, ctx.rows.new_tensor(row).expand(ctx.rows.shape)
 
     @staticmethod

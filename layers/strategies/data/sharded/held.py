@@ -2,7 +2,7 @@
 gradients on them, which one application of G.H sums for many forwards and backwards.
 
 They are leaves of the graphs of these forwards, which keep references to them and not their memory
-(`linop.strategies.data.calls`); so gradients are added on each worker alone until `reduce`.
+(`linop.strategies.data.sharded.calls`); so gradients are added on each worker alone until `reduce`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from linop.backends.autograd.dtypes import summed_dtype
-from linop.strategies.data.calls import Call
+from linop.strategies.data.sharded.calls import Call
 
 if TYPE_CHECKING:
-    from linop.strategies.data.unit import Unit
+    from linop.strategies.data.sharded.unit import Unit
 
 
 class Held:

@@ -10,7 +10,8 @@ guarded. Everything else is refused: an allow-list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ _ELEMENTWISE = frozenset(
     "zero".split()
 )
 """Functions of each element alone."""
+_NUMBERS = (int, float, complex, str, bytes, type(None))
+"""Kinds of arguments that have no tensors."""
 
 
 class _Guarded:
@@ -96,21 +99,13 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     Raises:
         ShapeError: it is not to be called with rows.
     """
-    name = getattr(function, "__name__", str(function))
-    if name in ("__get__", "__set__", "__delete__"):
-        attribute = getattr(getattr(function, "__self__", None), "__name__", "")
-        if attribute in _VIEWS:
-            _refuse(attribute, arguments)
-        return name == "__get__" and attribute == "data"
-    if name in _READING or (name.startswith(_GROUPS) and name not in _REDUCING):
-        return False
-    if name in _COPYING:
-        return True
-    in_place = name.endswith("_") and not name.endswith("__")
-    bare = name.strip("_")
-    if name.startswith("__i") and bare[1:] in _ELEMENTWISE:
-        in_place = True
-    tensors = [*_tensors((arguments, options.values()))]
+    known = _alone(function)
+    if known.attribute:
+        _refuse(known.attribute, arguments)
+    if known.keeps_rows is not None:
+        return known.keeps_rows
+    name, bare, in_place = known.name, known.bare, known.in_place
+    tensors = [*_tensors([*arguments, *options.values()])]
     like: Tensor = next(one for one in tensors if isinstance(one, _Guarded))
     same = [one.shape == like.shape for one in tensors]
     fits = all(ok or not (one.ndim or one is like) for ok, one in zip(same, tensors, strict=True))
@@ -122,12 +117,50 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     return alone and not in_place
 
 
+class _Known(NamedTuple):
+    """A function of torch, as far as it says itself whether rows are its to compute with.
+
+    Attributes:
+        name, bare: with underscores, and without.
+        attribute: that which it gives, if that is a view; empty for others.
+        keeps_rows: True, False: it is allowed, and gives rows alone or none; None: its arguments
+            decide.
+        in_place: it changes its first argument.
+    """
+
+    name: str
+    bare: str
+    attribute: str = ""
+    keeps_rows: bool | None = None
+    in_place: bool = False
+
+
+@lru_cache(1024)
+def _alone(function: Any) -> _Known:
+    name = getattr(function, "__name__", str(function))
+    bare = name.strip("_")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+        view = attribute if attribute in _VIEWS else ""
+        return _Known(name, bare, view, name == "__get__" and attribute == "data")
+    if name in _READING or (name.startswith(_GROUPS) and name not in _REDUCING):
+        return _Known(name, bare, keeps_rows=False)
+    if name in _COPYING:
+        return _Known(name, bare, keeps_rows=True)
+    in_place = name.endswith("_") and not name.endswith("__")
+    if name.startswith("__i") and bare[1:] in _ELEMENTWISE:
+        in_place = True
+    return _Known(name, bare, in_place=in_place)
+
+
 def _tensors(given: Any) -> Iterator[Tensor]:
     if isinstance(given, torch.Tensor):
         yield given
+    elif isinstance(given, _NUMBERS):
+        return
     elif isinstance(given, Mapping):
         yield from _tensors(given.values())
-    elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
+    elif isinstance(given, Iterable):
         for one in given:
             yield from _tensors(one)
 

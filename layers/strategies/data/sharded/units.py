@@ -12,8 +12,8 @@ from linop.layers.parameters.blocks import enlist
 from linop.spaces.decomposition import REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.data.members import Member
-from linop.strategies.data.unit import Unit
+from linop.strategies.data.sharded.members import Member
+from linop.strategies.data.sharded.unit import Unit
 from linop.strategies.mesh import Axis
 
 

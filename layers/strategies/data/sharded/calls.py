@@ -18,7 +18,7 @@ from linop.backends.autograd.saved import saved, taken
 from linop.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from linop.strategies.data.unit import Unit
+    from linop.strategies.data.sharded.unit import Unit
 
 
 _WHERE = "a module under fully_shard"
@@ -91,7 +91,7 @@ class Call:
                     f"fully_shard: parameters of {self.unit.name} changed between forward and "
                     f"backward; update them after it"
                 )
-            self.whole = self.unit.gathered()
+            self.whole = self.unit.gathered(again=True)
             if self.unit.prefetch:
                 self.unit.passes.gather_before(self)
         return self.whole

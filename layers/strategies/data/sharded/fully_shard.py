@@ -1,5 +1,5 @@
 """Sharded parameters: each worker keeps a part of every parameter, and has all of it while a module
-computes with it (`linop.strategies.data.unit`)."""
+computes with it (`linop.strategies.data.sharded.unit`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
-from linop.strategies.data.members import Member, rows, shard_marked
-from linop.strategies.data.precision import Inputs, dtype_checked
 from linop.strategies.data.replicas import agree, check_equal, described
-from linop.strategies.data.shards import Shard
-from linop.strategies.data.unit import Unit
-from linop.strategies.data.units import units_of
-from linop.strategies.data.unsharded import unsharded
+from linop.strategies.data.sharded.members import Member, rows, shard_marked
+from linop.strategies.data.sharded.precision import Inputs, dtype_checked
+from linop.strategies.data.sharded.shards import Shard
+from linop.strategies.data.sharded.unit import Unit
+from linop.strategies.data.sharded.units import units_of
+from linop.strategies.data.sharded.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
 _NAME = "fully_shard"

@@ -23,22 +23,20 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.functions import applied, begun, ended
 from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
-from linop.layers.parameters.blocks import enlist, plain
+from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
-from linop.spaces.tensor import TensorSpace
-from linop.strategies.data.calls import Call
-from linop.strategies.data.held import Held
 from linop.strategies.data.mean_losses import Hint
-from linop.strategies.data.members import Member, converted, gathering, shard_marked
 from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
-from linop.strategies.data.precision import dtypes_of, paired
-from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
-from linop.strategies.data.usage import noted, told, use_space
+from linop.strategies.data.sharded.calls import Call
+from linop.strategies.data.sharded.held import Held
+from linop.strategies.data.sharded.members import Member, converted, gathering, shard_marked
+from linop.strategies.data.sharded.precision import dtypes_of, paired
+from linop.strategies.data.sharded.prefetch import passes_of
+from linop.strategies.data.sharded.usage import noted, told, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 
-_NOTE = "digest"
 _CURE = (
     "Freeze the same parameters, and call the optimizer's step as often, on every worker; a step "
     "left out for one worker's sake has to be left out on all"
@@ -124,7 +122,7 @@ class Unit:
         self.members = members
         self.spaces = {member.name: member.space for member in members}
         spaces = [*self.spaces.values()]
-        every = [*spaces, use_space(spaces), *self._note_spaces(spaces[0])]
+        every = [*spaces, use_space(spaces, PLACES)]
         kind = self._kind = torch_dtype(spaces[0].dtype)
         self.dtype, sums = dtypes_of(kind, *self._dtypes)
 
@@ -147,29 +145,27 @@ class Unit:
         size = torch.empty((), dtype=self.dtype).element_size()
         self._size = sum(prod(m.space.global_shape) for m in members) * size
 
-    def _note_spaces(self, like: TensorSpace) -> list[TensorSpace]:
-        """Space of the digests that ride with the shards; none if nobody else has any."""
-        if self.axis.size == 1:
-            return []
-        shape = (PLACES * self.axis.size,)
-        return [TensorSpace(shape, like.partition, like.dtype, [0], f"{_NOTE} of {self.name}")]
-
-    def _sent(self) -> list[Tensor]:
+    def _sent(self, silent: bool = False) -> list[Tensor]:
         """The shards, and a row of their uses, with a digest of what all workers have to have done
-        alike."""
-        if self.axis.size == 1:
-            return [*noted(self.shards, self.alike * self.terms)]
-        versions = self.versions()
-        with torch._C.DisableTorchFunctionSubclass():
-            frozen = [name for name, p in self._parameters.items() if not p.requires_grad]
-        self._facts = {
-            **self._steps.told("parameters were gathered last"),
-            "parameters changed since they were gathered last": self._seen not in (None, versions),
-            "parameters without requires_grad": frozen,
-        }
-        self._seen = versions
-        sent = noted(self.shards, self.alike * self.terms)
-        return [*sent, gathered_digest(self._facts, plain(self.shards[0]))]
+        alike.
+
+        Args:
+            silent: True: no digest, as for the second time in one step.
+        """
+        note: Sequence[float] = [0.0] * PLACES
+        if not silent and self.axis.size > 1:
+            versions = self.versions()
+            with torch._C.DisableTorchFunctionSubclass():
+                frozen = [name for name, p in self._parameters.items() if not p.requires_grad]
+            self._facts = {
+                **self._steps.told("parameters were gathered last"),
+                "parameters changed since they were gathered last": self._seen
+                not in (None, versions),
+                "parameters without requires_grad": frozen,
+            }
+            self._seen = versions
+            note = gathered_digest(self._facts)
+        return [*noted(self.shards, note, self.alike * self.terms)]
 
     def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
         """The whole parameters of what was gathered.
@@ -177,11 +173,9 @@ class Unit:
         Raises:
             BackendError: a worker has not done what the others have; on every worker.
         """
-        known = [*gathered]
-        note = known.pop() if self.axis.size > 1 else None
-        if note is not None and not are_equal(note):
+        if self.axis.size > 1 and not are_equal(gathered[-1].detach()[:, len(self.members) :]):
             raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
-        return [*told(known)]
+        return [*told(gathered)]
 
     def _convert(self) -> None:
         """Have the dtype of the shards, which ``double()`` or the like may have changed.
@@ -282,12 +276,16 @@ class Unit:
                 return self._arrived(ended(self._bridge, token, self.name))
             return self._arrived(applied(self._bridge, self._sent(), self.name))
 
-    def gathered(self) -> list[Tensor]:
-        """The whole parameters, without a graph. Collective."""
+    def gathered(self, again: bool = False) -> list[Tensor]:
+        """The whole parameters, without a graph. Collective.
+
+        Args:
+            again: True: they were gathered in this step already.
+        """
         self._take()
         # What was started is not sent again.
         with torch.no_grad():
-            sent = [] if self._bridge.is_started else self._sent()
+            sent = [] if self._bridge.is_started else self._sent(again)
             return self._arrived(self._bridge.run(sent))
 
     def values(self) -> list[Tensor]:

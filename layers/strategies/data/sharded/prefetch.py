@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from linop.backends import Backend
 
 if TYPE_CHECKING:
-    from linop.strategies.data.calls import Call
-    from linop.strategies.data.unit import Unit
+    from linop.strategies.data.sharded.calls import Call
+    from linop.strategies.data.sharded.unit import Unit
 
 
 class Passes:
