@@ -63,7 +63,7 @@ assert (tree.H(x)["w0"] == 36).all()
 # %%
 # Round by round
 # --------------
-# Workers that have all of the array are filled, those with a part of it half.
+# The darker a worker, the more it has of the array.
 
 angles = np.pi / 2 - 2 * np.pi * np.arange(8) / 8
 at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
