@@ -223,3 +223,45 @@ def _in_stages(mesh: Mesh, cp: ContextParallel, case: Composed, rows: int) -> No
     batch = normal((rows, case.length, 4), 1), normal((rows, case.length, 4), 2)
     mine = [cp.shard(x.chunk(case.dp)[mesh["dp"].index]) for x in batch]
     assert check(model, twin, batch, mine=mine, mesh=mesh, data=["dp", "cp"]) <= 1e-12
+
+
+def runs_torchs_modules(backend: Backend, method: str, masked: bool, batched: bool = True) -> None:
+    """`torch.nn.MultiheadAttention`, whose function calls the other one unseen, is that of the
+    whole sequence."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], method)
+    length = 11
+    net = filled(nn.MultiheadAttention(12, 3, batch_first=batched), 0).double()
+    x = normal((2, length, 12) if batched else (length, 12), 1)
+    where = -2
+    named: Any = {}
+    if masked:
+        named["attn_mask"] = normal((length, length), 2)
+        leaves_out = torch.arange(length) % 4 == 1
+        named["key_padding_mask"] = leaves_out.expand(2, -1) if batched else leaves_out
+    leaf = x.clone().requires_grad_()
+    wanted, _ = net(leaf, leaf, leaf, need_weights=False, **named)
+    wanted.sin().sum().backward()
+    mine = cp.shard(x, where).requires_grad_()
+    if masked:
+        named["attn_mask"] = cp.shard(named["attn_mask"], 0)
+    y, _ = cp.parallelize(copy.deepcopy(net))(mine, mine, mine, need_weights=False, **named)
+    y.sin().sum().backward()
+    same(y, cp.shard(wanted, where))
+    same(mine.grad, cp.shard(leaf.grad, where))
+
+
+def runs_torchs_layers(backend: Backend, trains: bool) -> None:
+    """Layers of torch's transformers, of which evaluation has a faster way, are those of one
+    process."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+    plain = nn.TransformerEncoderLayer(12, 3, 16, 0.0, batch_first=True)
+    net = filled(plain, 0).double().train(trains)
+    x = normal((2, 9, 12), 1)
+    causal = nn.Transformer.generate_square_subsequent_mask(9).double()
+    with torch.set_grad_enabled(trains):
+        wanted, all_of_it = net(x), net(x, src_mask=causal, is_causal=True)
+        mine = cp.parallelize(copy.deepcopy(net))
+        own = cp.shard(x)
+        n = own.shape[1]
+        same(mine(own), cp.shard(wanted))
+        same(mine(own, src_mask=causal[:n, :n], is_causal=True), cp.shard(all_of_it))

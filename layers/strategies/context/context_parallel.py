@@ -20,6 +20,7 @@ from linop.spaces.decomposition import REPLICATED
 from linop.spaces.decomposition import Axis as Role
 from linop.spaces.partition import balanced
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.context.modules import attended_heads, check_tokens, window_of
 from linop.strategies.mesh import Axis
 
 
@@ -54,6 +55,10 @@ class ContextParallel:
         self.zigzag = method == "ring" if zigzag is None else zigzag
         self._gathers: dict[int, _Whole] = {}
         self._modes: list[_Attention] = []
+        self._windows: list[int | None] = []
+
+    def __deepcopy__(self, memo: object) -> ContextParallel:
+        return self  # of copied nets, too
 
     # Tokens
 
@@ -126,7 +131,8 @@ class ContextParallel:
         device = query.device.type
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-            query, key, value = (x.to(kind) for x in (query, key, value))
+            query, key, value = (_cast(x, kind) for x in (query, key, value))
+            attn_mask = None if attn_mask is None else _cast(attn_mask, kind)
         with use(self.axis.backend):
             return scaled_dot_product_attention(
                 query,
@@ -141,6 +147,7 @@ class ContextParallel:
                 x_axes=(-2,),
                 method=self.method,
                 zigzag=self.zigzag,
+                window=self._windows[-1] if self._windows else None,
             )
 
     def __enter__(self) -> ContextParallel:
@@ -155,18 +162,28 @@ class ContextParallel:
         """The net, whose calls are under ``with cp:`` from now on; those of its parts, too, so that
         they are recomputed as they were computed (`torch.utils.checkpoint`). Parameters stay as
         they are: the gradients of all workers are to be summed, as `DataParallel` does.
+
+        Raises:
+            ArgumentError: a module of it looks at several tokens in another way: attention of
+                transformers that is not torch's, convolutions of sequences, recurrent ones.
         """
+        check_tokens(expect("ContextParallel.parallelize", net, torch.nn.Module))
         for module in net.modules():
             module.register_forward_pre_hook(self._before)
             module.register_forward_hook(self._after, always_call=True)
         return net
 
     def _before(self, module: torch.nn.Module, args: Any) -> None:
-        del module, args
+        del args
+        own = window_of(module)
+        inherited = self._windows[-1] if self._windows else None
+        says = own is not None or "sliding_window" in vars(module)
+        self._windows.append(own if says else inherited)
         self.__enter__()
 
     def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         del module, args, result
+        self._windows.pop()
         self.__exit__(None, None, None)
 
     def __repr__(self) -> str:
@@ -174,6 +191,11 @@ class ContextParallel:
             f"ContextParallel({self.axis.name} of {self.axis.size}, method={self.method!r}, "
             f"zigzag={self.zigzag})"
         )
+
+
+def _cast(x: Tensor, kind: torch.dtype) -> Tensor:
+    """A tensor as autocast has it, which leaves doubles and masks of bool as they are."""
+    return x.to(kind) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
 class _Attention(TorchFunctionMode):
@@ -186,6 +208,8 @@ class _Attention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._function(*args, **(kwargs or {}))
+        if func is torch.nn.functional.multi_head_attention_forward:  # what it calls is not seen
+            return attended_heads(self._function, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
