@@ -22,7 +22,7 @@ from linop.spaces.region import integer
 from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
 from linop.strategies.data.members import Member, rows, shard_marked
 from linop.strategies.data.precision import Inputs, dtype_checked
-from linop.strategies.data.replicas import agree, check_equal, described
+from linop.strategies.data.replicas import agree, check_equal, check_written, described
 from linop.strategies.data.shards import Shard
 from linop.strategies.data.unit import Unit
 from linop.strategies.data.units import units_of
@@ -100,6 +100,7 @@ def fully_shard(
         ahead = integer(prefetch, "fully_shard: prefetch")
         if ahead < 0:
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
+        check_written(module, axis.size)
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
         reduction_checked(reduction)
