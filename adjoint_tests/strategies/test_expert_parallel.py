@@ -25,6 +25,7 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, LinopError, ShapeError, SubsetError
 from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
 from linop.strategies.data.mean_losses import MeanLossWarning
+from linop.strategies.experts.parallel_experts import multiplies_by_gates
 from support.draws import FEW
 from support.requirements import needs_mpi
 from support.strategies.expert_nets import (
@@ -239,6 +240,10 @@ class Weighing(Stacked):
 
 
 def test_experts_that_weigh_their_input_are_refused() -> None:
+    for k in range(60):  # rounding is none of it
+        dtype = (torch.float64, torch.float32, torch.bfloat16)[k % 3]
+        assert multiplies_by_gates(filled(Stacked(3, 1 + k % 7, 1 + k), k).to(dtype))
+
     def main(backend: Backend) -> None:
         ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
         wrong = nn.ModuleDict({"experts": filled(Weighing(3, 4, 5), 0)}).train()
