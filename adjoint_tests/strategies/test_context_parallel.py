@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 import linop
 from linop import Partition
 from linop.backends import Backend
-from linop.errors import ArgumentError, LinopError, PartitionError
+from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
 from linop.layers.attention.cuts import Kind, in_order, parts, positions, size, work, zigzag
 from linop.spaces.partition import balanced
 from linop.strategies import ContextParallel, Mesh
@@ -243,6 +243,9 @@ def test_what_is_not_attention_of_the_whole_sequence_is_refused() -> None:
         y = torch.zeros(1, 1, 4, 2)
         with pytest.raises(PartitionError, match="of 8 tokens, of which attention takes 6 at a"):
             cp.parallelize(nn.Sequential(Windowed(6)))(y)
+        local = torch.zeros(4, 4, dtype=torch.bool)
+        with pytest.raises(ShapeError, match="as many columns as this worker has keys; those of"):
+            cp.scaled_dot_product_attention(y, y, y, local)
         assert cp.parallelize(nn.Sequential(Windowed(None), Windowed(8)))(y).shape == y.shape
 
     linop.launch(main, 2)

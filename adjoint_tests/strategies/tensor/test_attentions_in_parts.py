@@ -21,6 +21,7 @@ from support.strategies.tensor.attentions import (
     converts_by_name,
     encodes,
     generates,
+    opens,
     refuses_magnitudes,
     refuses_other_parts,
     takes_parts,
@@ -76,3 +77,8 @@ def test_magnitudes_beside_terms_of_low_rank() -> None:
 def test_caches_on_threads() -> None:
     for workers in 1, 2, 4:
         on_threads(workers, generates)
+
+
+def test_parts_that_open_others_on_threads() -> None:
+    for workers in 1, 2, 3:
+        on_threads(workers, opens)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from linop.backends import use
-from linop.errors import ArgumentError, expect
+from linop.errors import ArgumentError, ShapeError, expect
 from linop.layers.attention.attention import METHODS, scaled_dot_product_attention
 from linop.layers.attention.cuts import Segments, in_order, positions, zigzag
 from linop.layers.layer import Function, Layer
@@ -133,22 +133,31 @@ class ContextParallel:
             kind = torch.get_autocast_dtype(device)
             query, key, value = (_cast(x, kind) for x in (query, key, value))
             attn_mask = None if attn_mask is None else _cast(attn_mask, kind)
-        with use(self.axis.backend):
-            return scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale,
-                enable_gqa,
-                P_x=self.axis.partition,
-                x_axes=(-2,),
-                method=self.method,
-                zigzag=self.zigzag,
-                window=self._windows[-1] if self._windows else None,
-            )
+        try:
+            with use(self.axis.backend):
+                return scaled_dot_product_attention(
+                    query,
+                    key,
+                    value,
+                    attn_mask,
+                    dropout_p,
+                    is_causal,
+                    scale,
+                    enable_gqa,
+                    P_x=self.axis.partition,
+                    x_axes=(-2,),
+                    method=self.method,
+                    zigzag=self.zigzag,
+                    window=self._windows[-1] if self._windows else None,
+                )
+        except ShapeError as error:
+            if attn_mask is None or not 1 < attn_mask.shape[-1] == key.shape[-2]:
+                raise
+            raise ShapeError(
+                f"{error}. attn_mask has as many columns as this worker has keys; those of all "
+                f"keys expected, in the order of the sequence, and not as a model of transformers "
+                f"makes them of this worker's tokens, for padding or a window"
+            ) from error
 
     def __enter__(self) -> ContextParallel:
         self._modes.append(_Attention(self.scaled_dot_product_attention))

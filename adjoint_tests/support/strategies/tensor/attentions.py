@@ -4,6 +4,7 @@ linear layers with terms of low rank, beside one process."""
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -331,6 +332,32 @@ def refuses_magnitudes(backend: Backend) -> None:
     net = nn.Sequential(LowRank(nn.Linear(4, 4), dora=True))
     with pytest.raises(LinopError, match="'0' has parameters beside base_layer, lora_A"):
         parallelize_module(net, Mesh(backend, tp=-1)["tp"], {"0": ColwiseParallel()})
+
+
+class Opened(nn.Module):
+    """A fused projection of two parts, of which one opens the other."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.up, self.down, self.way = nn.Linear(6, 14), nn.Linear(7, 6), way
+
+    def forward(self, x: Any) -> Any:
+        h = self.up(x)
+        if self.way == "glu":
+            return self.down(nn.functional.glu(h))
+        where: Any = (7,) if self.way == "indices" else 2
+        a, b = h.tensor_split(where, dim=-1)
+        return self.down(a * b.sigmoid())
+
+
+def opens(backend: Backend) -> None:
+    """torch's function of both parts, and other ways to take them."""
+    for way in "glu", "indices", "sections":
+        twin = drawn(partial(Opened, way))
+        plan = {"up": ColwiseParallel(packed=2), "down": RowwiseParallel()}
+        net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], plan)
+        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(5)).double()
+        assert check(net, twin, (x, x), lambda y, _: y.square().sum()) < 1e-12
 
 
 class Cache:
