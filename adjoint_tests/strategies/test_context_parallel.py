@@ -36,6 +36,7 @@ from support.strategies.contexts import (
     Context,
     attends_as_whole,
     derives_again,
+    derives_again_of_some,
     is_its_twin,
     keeps_its_tokens,
     recomputes,
@@ -85,6 +86,14 @@ def test_on_ranks(case: Context) -> None:
 @given(contexts(4, 12, (None,)))
 def test_gradients_of_gradients(case: Context) -> None:
     on_threads(case.workers, derives_again, case)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_gradients_of_some_gradients(method: str, wanted: int) -> None:
+    for workers in (2, 3, 4):  # of which two have heads
+        on_threads(workers, derives_again_of_some, method, wanted)
+    on_threads(4, derives_again_of_some, method, wanted, 2)  # and some tokens
 
 
 def test_forward_mode() -> None:

@@ -212,8 +212,9 @@ def local_attention(
 def _without_heads(ring: Ring, folded: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """The empty block of a worker without heads, which has its place in the ring."""
     if ring.move is None:
-        # Squares, so that gradients depend on these, as those of workers with heads do.
-        return empty_block(shape, *(x * x for x in folded))
+        # A square of the sum, so that each gradient depends on all, as those of workers with heads.
+        total = torch.stack([x.sum() for x in folded]).sum()
+        return empty_block(shape, total * total)
     return ring(*folded, None, None).reshape(shape)
 
 

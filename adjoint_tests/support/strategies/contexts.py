@@ -265,3 +265,27 @@ def runs_torchs_layers(backend: Backend, trains: bool) -> None:
         n = own.shape[1]
         same(mine(own), cp.shard(wanted))
         same(mine(own, src_mask=causal[:n, :n], is_causal=True), cp.shard(all_of_it))
+
+
+def derives_again_of_some(backend: Backend, method: str, wanted: int, length: int = 7) -> None:
+    """Gradients of gradients of one of queries, keys and values, with more workers than heads."""
+    given = [normal((1, 2, length, 3), 1 + k) for k in range(3)]
+    upstream = normal((1, 2, length, 3), 4)
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], method)
+
+    def again(xs: list[Tensor], upstream: Tensor, function: Any) -> list[Tensor]:
+        y = function(*xs, is_causal=True)
+        (found,) = torch.autograd.grad((y * upstream).sum(), xs[wanted], create_graph=True)
+        found.square().sum().backward()
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        del is_causal
+        mask = torch.ones(length, length).tril().log()
+        return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask).softmax(-1) @ v
+
+    one = again([x.clone().requires_grad_() for x in given], upstream, plain)
+    mine = [cp.shard(x, -2).requires_grad_() for x in given]
+    parts = again(mine, cp.shard(upstream, -2), cp.scaled_dot_product_attention)
+    for x, z in zip(parts, one, strict=True):
+        same(x, cp.shard(z, -2), 1e-11)
