@@ -35,6 +35,7 @@ from support.strategies.contexts import (
     Composed,
     Context,
     attends_as_whole,
+    cuts_heads_and_sequences,
     derives_again,
     derives_again_of_some,
     is_its_twin,
@@ -214,6 +215,11 @@ def test_multihead_attention_of_torch(method: str) -> None:
         on_threads(workers, runs_torchs_modules, method, False)
         on_threads(workers, runs_torchs_modules, method, True)
     on_threads(2, runs_torchs_modules, method, True, False)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_with_heads_that_are_cut(method: str) -> None:
+    on_threads(4, cuts_heads_and_sequences, method)
 
 
 def test_layers_of_torch() -> None:

@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +17,18 @@ from torch.utils.checkpoint import checkpoint
 
 import linop
 from linop.backends import Backend
-from linop.strategies import ContextParallel, DataParallel, Mesh, Pipeline, check, fully_shard
+from linop.errors import PartitionError
+from linop.strategies import (
+    ColwiseParallel,
+    ContextParallel,
+    DataParallel,
+    Mesh,
+    Pipeline,
+    RowwiseParallel,
+    check,
+    fully_shard,
+    parallelize_module,
+)
 from support.layers.attentions import Attending, whole
 from support.layers.cases import normal, same
 from support.strategies.pipelines.pipelines import squares
@@ -289,3 +301,40 @@ def derives_again_of_some(backend: Backend, method: str, wanted: int, length: in
     parts = again(mine, cp.shard(upstream, -2), cp.scaled_dot_product_attention)
     for x, z in zip(parts, one, strict=True):
         same(x, cp.shard(z, -2), 1e-11)
+
+
+class Projected(nn.Module):
+    """Heads that a plan may cut, as of models of others."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.q, self.o = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.k, self.v = nn.Linear(12, 6), nn.Linear(12, 6)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, 3)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        named = {"is_causal": True, "enable_gqa": True, "dropout_p": self.drop}
+        y = torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, **named)
+        return x + self.o(y.transpose(1, 2).flatten(2))
+
+
+def cuts_heads_and_sequences(backend: Backend, method: str) -> None:
+    """Tensor-parallel heads around a ring of parts of the sequence; with dropout they are refused,
+    as heads draw for themselves then."""
+    twin = nn.Sequential(filled(Projected(), 0), filled(Projected(), 1)).double()
+    cut = {f"*.{name}": ColwiseParallel(heads=2) for name in "qkv"}
+    plan = {**cut, "*.o": RowwiseParallel(heads=2)}
+    mesh = Mesh(backend, cp=2, tp=2)
+    cp = ContextParallel(mesh["cp"], method)
+    net = cp.parallelize(parallelize_module(copy.deepcopy(twin), mesh["tp"], plan))
+    net = DataParallel(net, mesh["cp"], reduction="sum")
+    x, target = normal((2, 7, 12), 1), normal((2, 7, 12), 2)
+    mine = cp.shard(x), cp.shard(target)
+    for _ in range(2):  # the second call is not followed
+        assert check(net, twin, (x, target), squares, mine=mine, mesh=mesh, data=["cp"]) < 1e-11
+    dropping = parallelize_module(
+        nn.Sequential(filled(Projected(0.5), 0)).double(), mesh["tp"], plan
+    )
+    with pytest.raises(PartitionError, match="attention_of_parts draws as many numbers"):
+        cp.parallelize(dropping)(mine[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from linop.backends import use
 from linop.errors import ArgumentError, ShapeError, expect
@@ -207,16 +207,28 @@ def _cast(x: Tensor, kind: torch.dtype) -> Tensor:
     return x.to(kind) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
+_SHORT = {"query": "q", "key": "k", "value": "v"}
+
+
 class _Attention(TorchFunctionMode):
     """Mode of a thread in which attention is another function."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._function = function
+
+        def attention_of_parts(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> Any:
+            # For other modes it is a function of torch, as those that follow layouts.
+            if has_torch_function((q, k, v)):
+                every = (q, k, v)
+                return handle_torch_function(attention_of_parts, every, *every, *given, **named)
+            return function(q, k, v, *given, **named)
+
+        self._function = attention_of_parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._function(*args, **(kwargs or {}))
+            named = {_SHORT.get(name, name): x for name, x in (kwargs or {}).items()}
+            return self._function(*args, **named)
         if func is torch.nn.functional.multi_head_attention_forward:  # what it calls is not seen
             return attended_heads(self._function, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -123,7 +123,7 @@ RULES: Mapping[str, Rule] = {
     **_named("addmm baddbmm addbmm addmv", products.added),
     "linear": products.linear,
     "einsum": products.einsum,
-    "scaled_dot_product_attention": products.attended,
+    **_named("scaled_dot_product_attention attention_of_parts", products.attended),
     **_named(
         "dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout"
         " rrelu",
