@@ -82,7 +82,8 @@ class Calls:
         self.running = True
         self._now = self.total, _attributes(self._theirs)
         # A cache may bring tensors of other calls, and take some of this one.
-        self._keeps = any(_is_configuration(type(one)) for one in tensors)
+        kinds: set[Any] = {type(one) for one in tensors}
+        self._keeps = any(map(_is_configuration, kinds))
         if self._keeps or self._seen.get(self._now) is not False:
             self._follow(net, tensors)
 
