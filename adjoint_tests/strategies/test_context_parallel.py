@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
 import linop
 from linop import Partition
 from linop.backends import Backend
-from linop.errors import ArgumentError, LinopError, PartitionError
+from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
 from linop.layers.attention.cuts import Kind, in_order, parts, positions, size, work, zigzag
 from linop.spaces.partition import balanced
 from linop.strategies import ContextParallel, Mesh
@@ -33,10 +35,14 @@ from support.strategies.contexts import (
     Composed,
     Context,
     attends_as_whole,
+    cuts_heads_and_sequences,
     derives_again,
+    derives_again_of_some,
     is_its_twin,
     keeps_its_tokens,
     recomputes,
+    runs_torchs_layers,
+    runs_torchs_modules,
 )
 from support.workers import on_ranks, on_threads
 
@@ -81,6 +87,14 @@ def test_on_ranks(case: Context) -> None:
 @given(contexts(4, 12, (None,)))
 def test_gradients_of_gradients(case: Context) -> None:
     on_threads(case.workers, derives_again, case)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_gradients_of_some_gradients(method: str, wanted: int) -> None:
+    for workers in (2, 3, 4):  # of which two have heads
+        on_threads(workers, derives_again_of_some, method, wanted)
+    on_threads(4, derives_again_of_some, method, wanted, 2)  # and some tokens
 
 
 def test_forward_mode() -> None:
@@ -191,5 +205,77 @@ def test_mistakes() -> None:
         x = torch.zeros(1, 1, 5 + 3 * (backend.worker or 0), 2)
         with pytest.raises(PartitionError, match=r"\[5, 8\] tokens; .* have \[7, 6\]: cut"):
             cp.scaled_dot_product_attention(x, x, x)
+
+    linop.launch(main, 2)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_multihead_attention_of_torch(method: str) -> None:
+    for workers in (1, 2, 3):
+        on_threads(workers, runs_torchs_modules, method, False)
+        on_threads(workers, runs_torchs_modules, method, True)
+    on_threads(2, runs_torchs_modules, method, True, False)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_with_heads_that_are_cut(method: str) -> None:
+    on_threads(4, cuts_heads_and_sequences, method)
+
+
+def test_layers_of_torch() -> None:
+    for trains in (True, False):
+        on_threads(3, runs_torchs_layers, trains)
+
+
+class Windowed(nn.Module):
+    """As those of transformers that have no mask where few tokens come."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.sliding_window = window
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_what_is_not_attention_of_the_whole_sequence_is_refused() -> None:
+    def main(backend: Backend) -> None:
+        cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+        heads = cp.parallelize(nn.MultiheadAttention(4, 2, batch_first=True))
+        x = torch.zeros(1, 5, 4)
+        with pytest.raises(ArgumentError, match="call it with need_weights=False"):
+            heads(x, x, x)
+        zeros = cp.parallelize(nn.MultiheadAttention(4, 2, add_zero_attn=True))
+        with pytest.raises(ArgumentError, match="one without expected"):
+            zeros(x, x, x, need_weights=False)
+        for wrong in (nn.Conv1d(4, 4, 3), nn.LSTM(4, 4)):
+            with pytest.raises(ArgumentError, match=r"1 .* looks at several tokens"):
+                cp.parallelize(nn.Sequential(nn.Linear(4, 4), wrong))
+        eager = nn.Linear(4, 4)
+        eager.config = SimpleNamespace(_attn_implementation="eager")  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match=r"the net .* attention by 'eager', .*='sdpa'"):
+            cp.parallelize(eager)
+        y = torch.zeros(1, 1, 4, 2)
+        with pytest.raises(PartitionError, match="of 8 tokens, of which attention takes 6 at a"):
+            cp.parallelize(nn.Sequential(Windowed(6)))(y)
+        local = torch.zeros(4, 4, dtype=torch.bool)
+        with pytest.raises(ShapeError, match="as many columns as this worker has keys; those of"):
+            cp.scaled_dot_product_attention(y, y, y, local)
+        assert cp.parallelize(nn.Sequential(Windowed(None), Windowed(8)))(y).shape == y.shape
+
+    linop.launch(main, 2)
+
+
+def test_autocast_of_masks() -> None:
+    def main(backend: Backend) -> None:
+        cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+        for kind in (torch.float32, torch.float64):  # autocast leaves doubles as they are
+            x, mask = normal((1, 2, 9, 4), 1).to(kind), normal((9, 9), 2).to(kind)
+            mine = cp.shard(x, -2)
+            with torch.autocast("cpu", torch.bfloat16):
+                wanted = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+                y = cp.scaled_dot_product_attention(mine, mine, mine, cp.shard(mask, -2))
+            assert y.dtype == wanted.dtype
+            assert (y - cp.shard(wanted, -2)).abs().max() < 0.05
 
     linop.launch(main, 2)

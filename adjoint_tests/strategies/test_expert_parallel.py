@@ -18,12 +18,14 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
+from torch import nn
 
 import linop
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, LinopError, ShapeError, SubsetError
 from linop.strategies import DataParallel, ExpertParallel, Mesh, ShardedOptimizer, fully_shard
 from linop.strategies.data.mean_losses import MeanLossWarning
+from linop.strategies.experts.parallel_experts import multiplies_by_gates
 from support.draws import FEW
 from support.requirements import needs_mpi
 from support.strategies.expert_nets import (
@@ -37,6 +39,7 @@ from support.strategies.expert_nets import (
     losses_of_routers,
     recomputes,
 )
+from support.strategies.tensor.tensor_networks import filled
 from support.workers import on_ranks, on_threads
 
 needs_transformers = pytest.mark.skipif(
@@ -224,3 +227,31 @@ def test_modules_by_name_and_shared_ones() -> None:
         return tuple(net[0].experts.up.shape)
 
     assert linop.launch(main, 2) == [(2, 2, 2), (1, 2, 2)]
+
+
+class Weighing(Stacked):
+    """Experts that weigh their input by the gate, as those of Llama 4."""
+
+    def forward(self, x: Any, indices: Any, gates: Any) -> Any:
+        each = indices.shape[1]
+        rows = (x.unsqueeze(1) * gates.unsqueeze(-1)).flatten(0, 1)
+        ones = gates.new_ones(indices.numel(), 1)
+        return super().forward(rows, indices.reshape(-1, 1), ones).view(-1, each, x.shape[1]).sum(1)
+
+
+def test_experts_that_weigh_their_input_are_refused() -> None:
+    for k in range(60):  # rounding is none of it
+        dtype = (torch.float64, torch.float32, torch.bfloat16)[k % 3]
+        assert multiplies_by_gates(filled(Stacked(3, 1 + k % 7, 1 + k), k).to(dtype))
+
+    def main(backend: Backend) -> None:
+        ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])
+        wrong = nn.ModuleDict({"experts": filled(Weighing(3, 4, 5), 0)}).train()
+        with pytest.raises(ArgumentError, match="'experts': half the gate does not give half"):
+            ep.parallelize(wrong)
+        assert type(wrong["experts"]) is Weighing and wrong["experts"].training
+        with torch.device("meta"):
+            unknown = nn.ModuleDict({"experts": Weighing(3, 4, 5)})
+        ep.parallelize(unknown)  # has no values yet
+
+    linop.launch(main, 2)

@@ -34,6 +34,7 @@ ROWS = {
     "another order in each epoch": "test_habits::gives_each_row_once",
     "synchronised batch norm": "test_habits::normalises_over_all_rows",
     "mixed precision of shards": "test_habits::keeps_precision",
+    "an optimizer's step in a hook of each gradient": "more_habits::updates_in_backward",
     "autocast": "test_habits::agrees_under_autocast",
     "a model in half precision": "test_habits::sums_widely",
     "freeze, and thaw later": "test_habits::thaws",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.dtypes import torch_dtype
-from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError, ShapeError
+from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
 from linop.layers.agreement.input_agreement import Cache, program_backend
 from linop.layers.attention.blocks import spread_over
+from linop.layers.attention.checks import check
 from linop.layers.attention.cuts import Segments, in_order, size, zigzag
 from linop.layers.attention.ring import Ring
 from linop.layers.dropout import BITS, Dropout, random_bits
@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     method: str = "ring"
     zigzag: bool = False
     masked: bool = False
+    window: int | None = None
 
 
 class ScaledDotProductAttention(Layer):
@@ -50,6 +51,7 @@ class ScaledDotProductAttention(Layer):
         dropout_p, is_causal, scale, enable_gqa, method, zigzag: as of
             `scaled_dot_product_attention`.
         masked: True if calls have a mask.
+        window: tokens that attention of the caller is limited to; longer sequences are refused.
         x_axes: roles of the grid axes; by default axis k splits dimension k.
     """
 
@@ -63,9 +65,10 @@ class ScaledDotProductAttention(Layer):
         method: str,
         zigzag: bool,
         masked: bool,
+        window: int | None,
         x_axes: Sequence[Axis] | None,
     ) -> None:
-        settings = Settings(dropout_p, is_causal, scale, enable_gqa, method, zigzag, masked)
+        settings = Settings(dropout_p, is_causal, scale, enable_gqa, method, zigzag, masked, window)
         if settings.method not in METHODS:
             raise ArgumentError(
                 f"{self._name}: method={settings.method!r}; one of {METHODS} expected"
@@ -209,8 +212,9 @@ def local_attention(
 def _without_heads(ring: Ring, folded: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """The empty block of a worker without heads, which has its place in the ring."""
     if ring.move is None:
-        # Squares, so that gradients depend on these, as those of workers with heads do.
-        return empty_block(shape, *(x * x for x in folded))
+        # A square of the sum, so that each gradient depends on all, as those of workers with heads.
+        total = torch.stack([x.sum() for x in folded]).sum()
+        return empty_block(shape, total * total)
     return ring(*folded, None, None).reshape(shape)
 
 
@@ -359,68 +363,6 @@ def heads_of_groups(Q: TensorSpace, K: TensorSpace, worker: int) -> int | list[i
     return [n // each - groups.start for n in range(heads.start, heads.stop)]
 
 
-def check(
-    name: str,
-    settings: Settings,
-    Q: TensorSpace,
-    K: TensorSpace,
-    V: TensorSpace,
-    M: TensorSpace | None,
-) -> None:
-    """Check that global tensors are those of an attention.
-
-    Raises:
-        ShapeError, DTypeError, PartitionError: they are not.
-    """
-    shapes = f"queries {Q.global_shape}, keys {K.global_shape}, values {V.global_shape}"
-    dtypes = [torch_dtype(X.dtype) for X in (Q, K, V)]
-    if len({*dtypes}) > 1 or not dtypes[0].is_floating_point:
-        raise DTypeError(
-            f"{name}: queries, keys and values of {', '.join(map(str, dtypes))}; one "
-            f"floating-point dtype expected"
-        )
-    if not Q.ndim == K.ndim == V.ndim:
-        raise ShapeError(f"{name}: {shapes}; equally many dimensions expected")
-    d = Q.ndim
-    if Q.global_shape[-1] != K.global_shape[-1] or K.global_shape[:-1] != V.global_shape[:-1]:
-        raise ShapeError(f"{name}: {shapes}; (…, L, E), (…, S, E) and (…, S, features) expected")
-    if K.bounds[:-1] != V.bounds[:-1]:
-        raise PartitionError(f"{name}: keys and values are cut differently; equal blocks expected")
-    batch = d - 3 if settings.enable_gqa else d - 2
-    if Q.global_shape[: max(0, batch)] != K.global_shape[: max(0, batch)]:
-        hint = "" if settings.enable_gqa else "; groups of heads need enable_gqa=True"
-        raise ShapeError(f"{name}: {shapes}; one batch and one number of heads expected{hint}")
-    if d > 2 and settings.enable_gqa:
-        heads, groups = Q.global_shape[-3], K.global_shape[-3]
-        if not groups or heads % groups:
-            raise ShapeError(f"{name}: {shapes}; {heads} heads are no multiple of {groups} groups")
-    own = max(0, d - 3)
-    if Q.bounds[:own] != K.bounds[:own]:
-        raise PartitionError(f"{name}: the batch of keys is cut differently from that of queries")
-    if M is not None:
-        _check_mask(name, Q, K, M)
-
-
-def _check_mask(name: str, Q: TensorSpace, K: TensorSpace, M: TensorSpace) -> None:
-    wanted = (*Q.global_shape[:-1], K.global_shape[-2])
-    fits = M.ndim == Q.ndim and all(
-        m == n or (m == 1 and d < Q.ndim - 2)
-        for d, (m, n) in enumerate(zip(M.global_shape, wanted, strict=True))
-    )
-    if not fits:
-        raise ShapeError(
-            f"{name}: attn_mask of shape {M.global_shape} altogether; one that broadcasts to "
-            f"{wanted} expected: on each worker the rows of its queries, and the columns of all "
-            f"keys, in their order in the sequence"
-        )
-    dtype = torch_dtype(M.dtype)
-    if dtype not in (torch.uint8, torch_dtype(Q.dtype)):
-        raise DTypeError(
-            f"{name}: attn_mask of {dtype}; torch.bool, or that of the queries, "
-            f"{torch_dtype(Q.dtype)}, expected"
-        )
-
-
 def scaled_dot_product_attention(
     query: Tensor | None,
     key: Tensor | None,
@@ -435,6 +377,7 @@ def scaled_dot_product_attention(
     x_axes: Sequence[Axis] | None = None,
     method: str = "ring",
     zigzag: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` of tensors in blocks. Collective: all
     workers of the program call it.
@@ -457,6 +400,7 @@ def scaled_dot_product_attention(
             "ulysses", where the cut of the sequence becomes one of the heads by an all-to-all.
         zigzag: True: each worker has two chunks of the sequence, as
             `linop.strategies.ContextParallel` cuts it.
+        window: tokens that attention of the caller is limited to; longer sequences are refused.
 
     Returns:
         This worker's block of attention, of shape (…, L, features).
@@ -467,7 +411,7 @@ def scaled_dot_product_attention(
             arguments. On every worker, before anything is sent.
     """
     settings = Settings(
-        dropout_p, is_causal, scale, enable_gqa, method, zigzag, attn_mask is not None
+        dropout_p, is_causal, scale, enable_gqa, method, zigzag, attn_mask is not None, window
     )
     layer = attention_of(P_x, settings, x_axes)
     given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.autograd.recompute import opened, run
+from linop.caching import cached_property
 from linop.errors import LinopError, name_layer
 from linop.layers.attention.blocks import (
     Scores,

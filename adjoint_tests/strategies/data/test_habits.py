@@ -38,9 +38,11 @@ from support.strategies.data.more_habits import (
     divides_widely,
     forgets_what_was_whole,
     has_a_mean_loss,
+    refuses_forwards_that_write,
     saves_what_is_ahead,
     shares_sums,
     thaws_in_turns,
+    updates_in_backward,
 )
 from support.workers import on_ranks, on_threads
 
@@ -63,6 +65,8 @@ CONTRACTS = [
     thaws,
     thaws_in_turns,
     warns_of_a_mean,
+    updates_in_backward,
+    refuses_forwards_that_write,
 ]
 
 

@@ -16,8 +16,13 @@ import torch
 from torch import nn
 
 from linop.errors import ArgumentError
-from linop.strategies import estimate
-from support.strategies.memory.estimates import is_estimated
+from linop.strategies import checkpoint, estimate, offload
+from support.strategies.memory.estimates import (
+    is_estimated,
+    net_of,
+    saved_by,
+    tensor_parallel_is_estimated,
+)
 from support.workers import on_threads
 
 
@@ -29,6 +34,34 @@ def test_on_threads(strategy: str) -> None:
 
 def test_half_precision_on_threads() -> None:
     on_threads(2, is_estimated, "zero3", True)
+
+
+def test_tensor_parallel_on_threads() -> None:
+    for workers in (1, 2, 3):
+        on_threads(workers, tensor_parallel_is_estimated)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_checkpoints(every: int) -> None:
+    net, x = checkpoint(net_of(False), every=every), torch.ones(11, 6)
+    (said,) = estimate(net, "dp", 1, None, (x,))
+    assert said.activations == saved_by(net, lambda: net(x))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_offloading(prefetch: int) -> None:
+    net, x = offload(net_of(False), prefetch=prefetch), torch.ones(11, 6)
+    (said,) = estimate(net, "dp", 1, None, (x,))
+    y = net(x)
+    assert said.host == net.window.bytes_away > 0
+    assert said.activations == net.window.bytes_here
+    del y
+    plain = estimate(net_of(False), "dp", 1, None, (x,))[0].activations
+    assert plain is not None and said.activations is not None
+    assert said.activations + said.host >= plain > said.activations
+    again = estimate(checkpoint(net, every=2), "dp", 1, None, (x,))[0]
+    assert again.activations is not None
+    assert again.activations + again.host < said.activations + said.host
 
 
 def test_stages() -> None:
@@ -49,6 +82,8 @@ def test_a_model_too_large_to_be_made() -> None:
         assert one.optimizer == 2 * one.parameters + 4 * 8, k
         assert one.whole == 4 * (2**32 + 2**16)
     with pytest.raises(ArgumentError, match="one of dp, zero1"):
+        estimate(net, "tensor", 2)
+    with pytest.raises(ArgumentError, match="a plan of parallelize_module expected"):
         estimate(net, "tp", 2)
     with pytest.raises(ArgumentError, match=r"units \['9'\]"):
         estimate(net, "zero3", 2, units=["9"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,11 @@ if any(find_spec(name) is None for name in ("torch", "transformers")):
 import torch
 from torch import nn
 
+import linop
+from linop import schedules
+from linop.backends import Backend
 from linop.errors import ArgumentError
-from linop.strategies import split
+from linop.strategies import Pipeline, split
 from support.models.exact import inputs, model
 
 
@@ -56,3 +61,39 @@ def test_the_first_cause_is_named() -> None:
     text = str(error.value)
     assert "data-dependent" in text
     assert "test_exports_of_models.py" in text and "if y.sum() > 0" in text
+
+
+class Counting(nn.Module):
+    """A model whose results have a number of its batch, if it counts."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.counts = nn.Linear(4, 4), nn.Linear(4, 2), counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        return self.second(y / x.shape[0] if self.counts else y)
+
+
+def test_numbers_of_the_example() -> None:
+    """A length that became a number in torch's graph would be another micro-batch's."""
+    x, target = torch.randn(6, 4), torch.randn(6, 2)
+    for counts in (False, True):
+        net = Counting(counts)
+        stages = split(net, ["second"], torch.ones(2, 4))
+
+        def step(backend: Backend, rows: int, stages: Any = stages) -> Any:
+            table = schedules.gpipe(2, 2)
+            pipe = Pipeline(stages, table, nn.MSELoss(reduction="sum"), backend=backend)
+            return pipe.step(x[:rows], target[:rows])
+
+        def wanted(rows: int, net: Any = net) -> Any:
+            pairs = zip(x[:rows].chunk(2), target[:rows].chunk(2), strict=True)
+            return sum(nn.functional.mse_loss(net(a), b, reduction="sum") for a, b in pairs)
+
+        assert torch.allclose(linop.launch(partial(step, rows=4), 2)[1], wanted(4))
+        if counts:
+            with pytest.raises(ArgumentError, match=r"of shapes \[\(2, 4\)\], and .* \[\(3, 4\)\]"):
+                linop.launch(partial(step, rows=6), 2)
+        else:
+            assert torch.allclose(linop.launch(partial(step, rows=6), 2)[1], wanted(6))

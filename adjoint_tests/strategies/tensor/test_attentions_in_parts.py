@@ -20,6 +20,8 @@ from support.strategies.tensor.attentions import (
     attends,
     converts_by_name,
     encodes,
+    generates,
+    opens,
     refuses_magnitudes,
     refuses_other_parts,
     takes_parts,
@@ -70,3 +72,13 @@ def test_terms_of_low_rank_on_threads(workers: int, sequence: bool) -> None:
 
 def test_magnitudes_beside_terms_of_low_rank() -> None:
     on_threads(2, refuses_magnitudes)
+
+
+def test_caches_on_threads() -> None:
+    for workers in 1, 2, 4:
+        on_threads(workers, generates)
+
+
+def test_parts_that_open_others_on_threads() -> None:
+    for workers in 1, 2, 3:
+        on_threads(workers, opens)

@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +17,18 @@ from torch.utils.checkpoint import checkpoint
 
 import linop
 from linop.backends import Backend
-from linop.strategies import ContextParallel, DataParallel, Mesh, Pipeline, check, fully_shard
+from linop.errors import PartitionError
+from linop.strategies import (
+    ColwiseParallel,
+    ContextParallel,
+    DataParallel,
+    Mesh,
+    Pipeline,
+    RowwiseParallel,
+    check,
+    fully_shard,
+    parallelize_module,
+)
 from support.layers.attentions import Attending, whole
 from support.layers.cases import normal, same
 from support.strategies.pipelines.pipelines import squares
@@ -223,3 +235,106 @@ def _in_stages(mesh: Mesh, cp: ContextParallel, case: Composed, rows: int) -> No
     batch = normal((rows, case.length, 4), 1), normal((rows, case.length, 4), 2)
     mine = [cp.shard(x.chunk(case.dp)[mesh["dp"].index]) for x in batch]
     assert check(model, twin, batch, mine=mine, mesh=mesh, data=["dp", "cp"]) <= 1e-12
+
+
+def runs_torchs_modules(backend: Backend, method: str, masked: bool, batched: bool = True) -> None:
+    """`torch.nn.MultiheadAttention`, whose function calls the other one unseen, is that of the
+    whole sequence."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], method)
+    length = 11
+    net = filled(nn.MultiheadAttention(12, 3, batch_first=batched), 0).double()
+    x = normal((2, length, 12) if batched else (length, 12), 1)
+    where = -2
+    named: Any = {}
+    if masked:
+        named["attn_mask"] = normal((length, length), 2)
+        leaves_out = torch.arange(length) % 4 == 1
+        named["key_padding_mask"] = leaves_out.expand(2, -1) if batched else leaves_out
+    leaf = x.clone().requires_grad_()
+    wanted, _ = net(leaf, leaf, leaf, need_weights=False, **named)
+    wanted.sin().sum().backward()
+    mine = cp.shard(x, where).requires_grad_()
+    if masked:
+        named["attn_mask"] = cp.shard(named["attn_mask"], 0)
+    y, _ = cp.parallelize(copy.deepcopy(net))(mine, mine, mine, need_weights=False, **named)
+    y.sin().sum().backward()
+    same(y, cp.shard(wanted, where))
+    same(mine.grad, cp.shard(leaf.grad, where))
+
+
+def runs_torchs_layers(backend: Backend, trains: bool) -> None:
+    """Layers of torch's transformers, of which evaluation has a faster way, are those of one
+    process."""
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+    plain = nn.TransformerEncoderLayer(12, 3, 16, 0.0, batch_first=True)
+    net = filled(plain, 0).double().train(trains)
+    x = normal((2, 9, 12), 1)
+    causal = nn.Transformer.generate_square_subsequent_mask(9).double()
+    with torch.set_grad_enabled(trains):
+        wanted, all_of_it = net(x), net(x, src_mask=causal, is_causal=True)
+        mine = cp.parallelize(copy.deepcopy(net))
+        own = cp.shard(x)
+        n = own.shape[1]
+        same(mine(own), cp.shard(wanted))
+        same(mine(own, src_mask=causal[:n, :n], is_causal=True), cp.shard(all_of_it))
+
+
+def derives_again_of_some(backend: Backend, method: str, wanted: int, length: int = 7) -> None:
+    """Gradients of gradients of one of queries, keys and values, with more workers than heads."""
+    given = [normal((1, 2, length, 3), 1 + k) for k in range(3)]
+    upstream = normal((1, 2, length, 3), 4)
+    cp = ContextParallel(Mesh(backend, cp=-1)["cp"], method)
+
+    def again(xs: list[Tensor], upstream: Tensor, function: Any) -> list[Tensor]:
+        y = function(*xs, is_causal=True)
+        (found,) = torch.autograd.grad((y * upstream).sum(), xs[wanted], create_graph=True)
+        found.square().sum().backward()
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        del is_causal
+        mask = torch.ones(length, length).tril().log()
+        return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask).softmax(-1) @ v
+
+    one = again([x.clone().requires_grad_() for x in given], upstream, plain)
+    mine = [cp.shard(x, -2).requires_grad_() for x in given]
+    parts = again(mine, cp.shard(upstream, -2), cp.scaled_dot_product_attention)
+    for x, z in zip(parts, one, strict=True):
+        same(x, cp.shard(z, -2), 1e-11)
+
+
+class Projected(nn.Module):
+    """Heads that a plan may cut, as of models of others."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.q, self.o = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.k, self.v = nn.Linear(12, 6), nn.Linear(12, 6)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, 3)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        named = {"is_causal": True, "enable_gqa": True, "dropout_p": self.drop}
+        y = torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, **named)
+        return x + self.o(y.transpose(1, 2).flatten(2))
+
+
+def cuts_heads_and_sequences(backend: Backend, method: str) -> None:
+    """Tensor-parallel heads around a ring of parts of the sequence; with dropout they are refused,
+    as heads draw for themselves then."""
+    twin = nn.Sequential(filled(Projected(), 0), filled(Projected(), 1)).double()
+    cut = {f"*.{name}": ColwiseParallel(heads=2) for name in "qkv"}
+    plan = {**cut, "*.o": RowwiseParallel(heads=2)}
+    mesh = Mesh(backend, cp=2, tp=2)
+    cp = ContextParallel(mesh["cp"], method)
+    net = cp.parallelize(parallelize_module(copy.deepcopy(twin), mesh["tp"], plan))
+    net = DataParallel(net, mesh["cp"], reduction="sum")
+    x, target = normal((2, 7, 12), 1), normal((2, 7, 12), 2)
+    mine = cp.shard(x), cp.shard(target)
+    for _ in range(2):  # the second call is not followed
+        assert check(net, twin, (x, target), squares, mine=mine, mesh=mesh, data=["cp"]) < 1e-11
+    dropping = parallelize_module(
+        nn.Sequential(filled(Projected(0.5), 0)).double(), mesh["tp"], plan
+    )
+    with pytest.raises(PartitionError, match="attention_of_parts draws as many numbers"):
+        cp.parallelize(dropping)(mine[0])

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from linop.backends import use
-from linop.errors import ArgumentError, expect
+from linop.errors import ArgumentError, ShapeError, expect
 from linop.layers.attention.attention import METHODS, scaled_dot_product_attention
 from linop.layers.attention.cuts import Segments, in_order, positions, zigzag
 from linop.layers.layer import Function, Layer
@@ -20,6 +20,7 @@ from linop.spaces.decomposition import REPLICATED
 from linop.spaces.decomposition import Axis as Role
 from linop.spaces.partition import balanced
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.context.modules import attended_heads, check_tokens, window_of
 from linop.strategies.mesh import Axis
 
 
@@ -54,6 +55,10 @@ class ContextParallel:
         self.zigzag = method == "ring" if zigzag is None else zigzag
         self._gathers: dict[int, _Whole] = {}
         self._modes: list[_Attention] = []
+        self._windows: list[int | None] = []
+
+    def __deepcopy__(self, memo: object) -> ContextParallel:
+        return self  # of copied nets, too
 
     # Tokens
 
@@ -126,22 +131,33 @@ class ContextParallel:
         device = query.device.type
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-            query, key, value = (x.to(kind) for x in (query, key, value))
-        with use(self.axis.backend):
-            return scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale,
-                enable_gqa,
-                P_x=self.axis.partition,
-                x_axes=(-2,),
-                method=self.method,
-                zigzag=self.zigzag,
-            )
+            query, key, value = (_cast(x, kind) for x in (query, key, value))
+            attn_mask = None if attn_mask is None else _cast(attn_mask, kind)
+        try:
+            with use(self.axis.backend):
+                return scaled_dot_product_attention(
+                    query,
+                    key,
+                    value,
+                    attn_mask,
+                    dropout_p,
+                    is_causal,
+                    scale,
+                    enable_gqa,
+                    P_x=self.axis.partition,
+                    x_axes=(-2,),
+                    method=self.method,
+                    zigzag=self.zigzag,
+                    window=self._windows[-1] if self._windows else None,
+                )
+        except ShapeError as error:
+            if attn_mask is None or not 1 < attn_mask.shape[-1] == key.shape[-2]:
+                raise
+            raise ShapeError(
+                f"{error}. attn_mask has as many columns as this worker has keys; those of all "
+                f"keys expected, in the order of the sequence, and not as a model of transformers "
+                f"makes them of this worker's tokens, for padding or a window"
+            ) from error
 
     def __enter__(self) -> ContextParallel:
         self._modes.append(_Attention(self.scaled_dot_product_attention))
@@ -155,18 +171,28 @@ class ContextParallel:
         """The net, whose calls are under ``with cp:`` from now on; those of its parts, too, so that
         they are recomputed as they were computed (`torch.utils.checkpoint`). Parameters stay as
         they are: the gradients of all workers are to be summed, as `DataParallel` does.
+
+        Raises:
+            ArgumentError: a module of it looks at several tokens in another way: attention of
+                transformers that is not torch's, convolutions of sequences, recurrent ones.
         """
+        check_tokens(expect("ContextParallel.parallelize", net, torch.nn.Module))
         for module in net.modules():
             module.register_forward_pre_hook(self._before)
             module.register_forward_hook(self._after, always_call=True)
         return net
 
     def _before(self, module: torch.nn.Module, args: Any) -> None:
-        del module, args
+        del args
+        own = window_of(module)
+        inherited = self._windows[-1] if self._windows else None
+        says = own is not None or "sliding_window" in vars(module)
+        self._windows.append(own if says else inherited)
         self.__enter__()
 
     def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         del module, args, result
+        self._windows.pop()
         self.__exit__(None, None, None)
 
     def __repr__(self) -> str:
@@ -176,16 +202,35 @@ class ContextParallel:
         )
 
 
+def _cast(x: Tensor, kind: torch.dtype) -> Tensor:
+    """A tensor as autocast has it, which leaves doubles and masks of bool as they are."""
+    return x.to(kind) if x.is_floating_point() and x.dtype is not torch.float64 else x
+
+
+_SHORT = {"query": "q", "key": "k", "value": "v"}
+
+
 class _Attention(TorchFunctionMode):
     """Mode of a thread in which attention is another function."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._function = function
+
+        def attention_of_parts(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> Any:
+            # For other modes it is a function of torch, as those that follow layouts.
+            if has_torch_function((q, k, v)):
+                every = (q, k, v)
+                return handle_torch_function(attention_of_parts, every, *every, *given, **named)
+            return function(q, k, v, *given, **named)
+
+        self._function = attention_of_parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._function(*args, **(kwargs or {}))
+            named = {_SHORT.get(name, name): x for name, x in (kwargs or {}).items()}
+            return self._function(*args, **named)
+        if func is torch.nn.functional.multi_head_attention_forward:  # what it calls is not seen
+            return attended_heads(self._function, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

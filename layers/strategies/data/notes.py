@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linop.backends import Backend
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.parameters.marks import mark
 
@@ -32,16 +33,27 @@ Facts = dict[str, Any]
 
 
 class Steps:
-    """Steps of optimizers that have some of these parameters, since they were told last."""
+    """Steps of optimizers that have some of these parameters, since they were told last.
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    Args:
+        early: reason why there is none inside of a backward; empty if there may be some.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], early: str = "") -> None:
         self._taken: list[str] = []
+        self._early = early
         for p in parameters:
             mark(p, steps=self)
         _watch_optimizers()
 
     def add(self, settings: str) -> None:
-        """Count a step that begins, of an optimizer of these settings."""
+        """Count a step that begins, of an optimizer of these settings.
+
+        Raises:
+            ArgumentError: it is inside of a backward, and not to be there.
+        """
+        if self._early and torch._C._current_graph_task_id() != -1:
+            raise ArgumentError(self._early)
         self._taken.append(settings)
 
     def told(self, since: str) -> Facts:

@@ -30,6 +30,12 @@ _CURE = (
     "of batches that some workers lack see DataParallel.joined"
 )
 
+_EARLY = (
+    "DataParallel: an optimizer's step inside of backward, as in a hook after a gradient's "
+    "accumulation, takes this worker's gradients: they are summed over the workers when backward "
+    "ends; step then, or take fully_shard, whose gradients are sums in such hooks"
+)
+
 
 class _Bucket:
     """Parameters whose gradients are summed together: with a number for each that says how many
@@ -146,7 +152,7 @@ class Reducer:
         self._local = {moved[k] for k in self._local}
         self._before = {moved[k]: grad for k, grad in self._before.items()}
         self._seen = None
-        self._steps = Steps(self._parameters)
+        self._steps = Steps(self._parameters, _EARLY if (self._backend.workers or 1) > 1 else "")
         for handle in self._added_handles:
             handle.remove()
         self._added_handles = [

@@ -160,6 +160,23 @@ def summed_already(module: Any, axis: Axis) -> set[str]:
     return found
 
 
+def check_written(module: Any, workers: int) -> None:
+    """Check that no forward writes to a parameter, which has the rows of one worker's batch then.
+
+    Raises:
+        ArgumentError: one does.
+    """
+    for name, one in module.named_modules() if workers > 1 else ():
+        kinds = torch.nn.Embedding, torch.nn.EmbeddingBag
+        if isinstance(one, kinds) and one.max_norm is not None:
+            raise ArgumentError(
+                f"module {name!r} is of {type(one).__name__} with max_norm={one.max_norm}, whose "
+                f"forward changes the rows of its weight that this worker's batch has; without "
+                f"max_norm expected: torch.renorm of the weight after each step is the same on all "
+                f"workers"
+            )
+
+
 def module_checked(module: Any, backend: Backend, apart: set[str]) -> dict[str, Tensor]:
     """A module's parameters that have gradients, by name: perhaps none. Shards may have copies on
     other workers than those that they are cut over.
@@ -172,6 +189,7 @@ def module_checked(module: Any, backend: Backend, apart: set[str]) -> dict[str, 
     """
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
+    check_written(module, backend.workers or 1)
     for name, p in module.named_parameters():
         if name in apart:
             continue

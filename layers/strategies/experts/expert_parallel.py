@@ -20,7 +20,12 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.replicas import agree
-from linop.strategies.experts.parallel_experts import ParallelExperts, experts_of, refuse
+from linop.strategies.experts.parallel_experts import (
+    ParallelExperts,
+    experts_of,
+    multiplies_by_gates,
+    refuse,
+)
 from linop.strategies.mesh import Axis
 
 
@@ -63,8 +68,9 @@ class ExpertParallel:
                 default all such modules.
 
         Raises:
-            ArgumentError: there is none, or a module of these names is another one. BackendError:
-                nets differ between workers. On every worker.
+            ArgumentError: there is none, or a module of these names is another one, or one whose
+                results are not multiplied by the gates. BackendError: nets differ between workers.
+                On every worker.
         """
         found = agree(self.axis.backend, "ExpertParallel", lambda: self._found(net, names))
         made: dict[Module, Module] = {}
@@ -105,6 +111,12 @@ class ExpertParallel:
         for name in some:
             if not experts_of(every[name]):
                 refuse(every[name], name)
+            if not multiplies_by_gates(every[name]):
+                raise ArgumentError(
+                    f"{name!r}: half the gate does not give half the result; experts expected "
+                    f"whose results are multiplied by the gates, and not those that weigh their "
+                    f"inputs: tokens are sent without gates"
+                )
         shapes = {
             name: ", ".join(f"{n} {tuple(p.shape)}" for n, p in every[name].named_parameters())
             for name in some

@@ -137,6 +137,32 @@ def experts_of(module: Module) -> int:
     return firsts.pop() if len(taken) == 3 else 0
 
 
+def multiplies_by_gates(module: Any) -> bool:
+    """False for experts whose result is not what they make of a token, times its gate, as of those
+    that weigh their input. It is asked of one token with two gates; True where that cannot be
+    computed."""
+    parameters = [*module.parameters()]
+    like = parameters[0].detach()
+    widths = sorted({n for p in parameters if p.ndim == 3 for n in p.shape[1:]})
+    modes = {one: one.training for one in module.modules()}
+    module.eval()  # without dropout
+    try:
+        for width in () if like.is_meta else widths:
+            x = like.new_ones(width).cumsum(0).cos()[None]
+            first = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
+            try:
+                with torch.no_grad():  # rows of one call may be rounded in several ways
+                    one, half = (module(x, first, like.new_full((1, 1), g)) for g in (1.0, 0.5))
+            except Exception:  # of whatever the user's module does with another width
+                continue
+            least = torch.finfo(one.dtype)
+            return torch.allclose(one * 0.5, half, rtol=4 * least.eps, atol=least.tiny)
+    finally:
+        for inner, mode in modes.items():
+            inner.training = mode
+    return True
+
+
 def _emptied(whole: Module) -> Any:
     """The module without values, to be called with others' parameters."""
     inner: Any = whole.__new__(type(whole))

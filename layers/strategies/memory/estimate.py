@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from linop.backends import launch
 from linop.backends.autograd.dtypes import summed_dtype
 from linop.errors import ArgumentError, expect
 from linop.spaces.partition import balanced
 from linop.spaces.region import integer
+from linop.strategies.mesh import Mesh
+from linop.strategies.tensor.parallelize import parallelize_module
 
-STRATEGIES = ("dp", "zero1", "zero2", "zero3", "pp")
+STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Memory:
         messages: flat tensors that gradients are put into before their sums, and the sums that
             ``grad`` does not share memory with.
         activations: tensors that autograd keeps for backward; None if no inputs were given.
+        host: of these, what `offload` has moved to host memory when forward ends; the others alone
+            are in `activations`.
     """
 
     parameters: int
@@ -46,11 +52,12 @@ class Memory:
     whole: int
     messages: int
     activations: int | None = None
+    host: int = 0
 
     @property
     def total(self) -> int:
-        """The sum of the known ones."""
-        return sum(getattr(self, one.name) or 0 for one in fields(self))
+        """The sum of the known ones, but for `host`."""
+        return sum(getattr(self, one.name) or 0 for one in fields(self) if one.name != "host")
 
 
 def estimate(
@@ -62,15 +69,17 @@ def estimate(
     *,
     units: Sequence[str] | None = None,
     param_dtype: Any = None,
+    plan: Any = None,
 ) -> tuple[Memory, ...]:
     """Memory of each worker that trains a module by a strategy. Nothing is sent, and no memory is
-    taken but for sizes; the module may be on the meta device.
+    taken but for sizes; the module may be on the meta device. Chains and lists in it of
+    `linop.strategies.checkpoint` and of `offload` (of activations) keep what they keep.
 
     Args:
         net: the sequential module; for "pp" a torch.nn.Sequential of the stages.
         strategy: "dp" (`DataParallel`), "zero1" (with `ShardedOptimizer`), "zero2" and "zero3"
-            (`fully_shard` without and with ``reshard_after_forward``), "pp" (a stage on each
-            worker, of one micro-batch).
+            (`fully_shard` without and with ``reshard_after_forward``), "tp" (`parallelize_module`),
+            "pp" (a stage on each worker, of one micro-batch).
         workers: how many.
         optimizer: makes one of torch of a list of parameters, such as ``functools.partial(
             torch.optim.Adam, lr=1e-3)``; None: none.
@@ -79,13 +88,14 @@ def estimate(
         units: for "zero2" and "zero3", names of submodules that `fully_shard` is called for, before
             the module; by default those of the module's children that have parameters.
         param_dtype: as of `fully_shard`.
+        plan: for "tp", as of `parallelize_module`; its workers have the same inputs.
 
     Returns:
         Memory of each worker.
 
     Raises:
         ArgumentError: there is no such strategy, or no such submodule; `workers` is below 1, or is
-            not the number of stages.
+            not the number of stages; of "tp" there is no plan. Errors of `parallelize_module`.
     """
     expect("estimate: net", net, torch.nn.Module)
     if strategy not in STRATEGIES:
@@ -94,7 +104,14 @@ def estimate(
         )
     if integer(workers, "estimate: workers") < 1:
         raise ArgumentError(f"estimate: workers={workers}; at least 1 expected")
+    if (plan is not None) != (strategy == "tp"):
+        raise ArgumentError(
+            f"estimate: strategy {strategy!r} with plan={plan!r}; a plan of parallelize_module "
+            f"expected for 'tp', and none for others"
+        )
     bare = _on_meta(net)
+    if strategy == "tp":
+        return _tensor_parallel(bare, plan, workers, optimizer, inputs)
     if strategy == "pp":
         return _stages(bare, workers, optimizer, inputs)
     groups = _groups(bare, units)
@@ -135,6 +152,8 @@ def _memory(
     state = _state(kept, optimizer)
     if strategy == "zero1" and workers > 1:
         state += sum(map(_bytes, mine))  # blocks of its own, that its steps update
+    part = None if inputs is None else _part(inputs, workers, worker)
+    activations, host = _activations(net, part)
     return Memory(
         parameters=sum(map(_bytes, blocks if shards else every)),
         buffers=sum(map(_bytes, net.buffers())),
@@ -142,8 +161,38 @@ def _memory(
         optimizer=state,
         whole=whole,
         messages=messages,
-        activations=None if inputs is None else _activations(net, _part(inputs, workers, worker)),
+        activations=activations,
+        host=host,
     )
+
+
+def _tensor_parallel(
+    net: Any, plan: Any, workers: int, optimizer: Any, inputs: Any
+) -> tuple[Memory, ...]:
+    """Memory of tensor-parallel workers: threads make the module parallel without memory, and its
+    forward is that of torch's tracers, which knows shapes alone."""
+
+    def program(backend: Any) -> Memory:
+        axis = Mesh(backend, tp=-1)["tp"]
+        mine = parallelize_module(_on_meta(net), axis, plan)
+        trained = [p for p in mine.parameters() if p.requires_grad]
+        made = Memory(
+            parameters=sum(map(_bytes, mine.parameters())),
+            buffers=sum(map(_bytes, mine.buffers())),
+            gradients=sum(map(_bytes, trained)),
+            optimizer=_state(trained, optimizer),
+            whole=0,
+            messages=0,
+        )
+        if inputs is None:
+            return made
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given = tree_map_only(Tensor, _fake, tuple(inputs))
+            _make_fake(mine)
+            activations, host = _activations(mine, given)
+        return replace(made, activations=activations, host=host)
+
+    return tuple(launch(program, workers, "threads"))
 
 
 def _stages(net: Any, workers: int, optimizer: Any, inputs: Any) -> tuple[Memory, ...]:
@@ -153,9 +202,8 @@ def _stages(net: Any, workers: int, optimizer: Any, inputs: Any) -> tuple[Memory
     found, given = [], None if inputs is None else tuple(tree_map_only(Tensor, _meta, inputs))
     for stage in stages:
         trained = [p for p in stage.parameters() if p.requires_grad]
-        kept = None
+        kept, host = _activations(stage, given)
         if given is not None:
-            kept = _activations(stage, given)
             given = (stage(*given).detach().requires_grad_(),)
         found.append(
             Memory(
@@ -166,6 +214,7 @@ def _stages(net: Any, workers: int, optimizer: Any, inputs: Any) -> tuple[Memory
                 whole=0,
                 messages=0 if given is None else sum(map(_bytes, given)),
                 activations=kept,
+                host=host,
             )
         )
     return tuple(found)
@@ -225,9 +274,33 @@ def _meta(x: Tensor) -> Tensor:
     return x.detach().to("meta").requires_grad_(x.requires_grad)
 
 
-def _activations(net: Any, inputs: Any) -> int:
-    """Bytes that autograd keeps of a forward, but for parameters; memory that tensors share counts
-    once."""
+def _fake(x: Tensor) -> Tensor:
+    """A tensor without values of torch's tracers, in whose mode this is."""
+    made = torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype)
+    if isinstance(x, torch.nn.Parameter):
+        return torch.nn.Parameter(made, x.requires_grad)
+    return made.requires_grad_(x.requires_grad)
+
+
+def _make_fake(net: Any) -> None:
+    """Give a module on the meta device parameters and buffers of torch's tracers."""
+    made: dict[Tensor, Any] = {}
+    for module in net.modules():
+        for name, p in module._parameters.items():
+            if p is not None and p not in made:
+                made[p] = _fake(p)
+            module._parameters[name] = None if p is None else made[p]
+        for name, x in module._buffers.items():
+            if x is not None and x not in made:
+                made[x] = _fake(x)
+            module._buffers[name] = None if x is None else made[x]
+
+
+def _activations(net: Any, inputs: Any) -> tuple[int | None, int]:
+    """Bytes that autograd keeps of a forward, but for parameters, here and in host memory; memory
+    that tensors share counts once."""
+    if inputs is None:
+        return None, 0
     known = {p.untyped_storage()._cdata for p in (*net.parameters(), *net.buffers())}
     kept: dict[int, Any] = {}
 
@@ -239,8 +312,12 @@ def _activations(net: Any, inputs: Any) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, _itself):
         result = net(*inputs)
+    windows = {id(w): w for m in net.modules() if (w := getattr(m, "window", None)) is not None}
+    here = sum(x.untyped_storage().nbytes() for x in kept.values())
+    here += sum(window.bytes_here for window in windows.values())
+    away = sum(window.bytes_away for window in windows.values())
     del result
-    return sum(x.untyped_storage().nbytes() for x in kept.values())
+    return here, away
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -38,8 +38,10 @@ class Mover:
         self.stream = Aside(arrays)
         self.asynchronous = arrays.asynchronous
 
-    def out(self, here: Tensor) -> Move:
+    def out(self, here: Tensor) -> Move | NoMove:
         """Start O of a contiguous tensor of bytes, which must not change before the end."""
+        if here.is_meta:
+            return NoMove(torch.empty_like(here))
         return Move(self, self._way(here.numel()), here)
 
     def back(self, away: Tensor, here: Tensor) -> Move:
@@ -66,6 +68,20 @@ class _Way(NamedTuple):
     plan: BoundPlan
     here: Port
     away: Port
+
+
+class NoMove(NamedTuple):
+    """A run of O of bytes without values, of which `linop.strategies.estimate` asks the number.
+
+    Attributes:
+        result: of `finish`.
+    """
+
+    result: Tensor
+
+    def finish(self) -> Tensor:
+        """The result."""
+        return self.result
 
 
 class Aside:

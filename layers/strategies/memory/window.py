@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import program_backend
-from linop.strategies.memory.moving import Move, Mover
+from linop.strategies.memory.moving import Move, Mover, NoMove
 
 
 class Piece:
@@ -42,7 +42,7 @@ class Piece:
         self._version = x._version
         self._changed = False
         self.away: Tensor | None = None
-        self._move: Move | None = None
+        self._move: Move | NoMove | None = None
         self.leaving = False
 
     def leave(self) -> None:
@@ -63,7 +63,7 @@ class Piece:
             self.here = torch.empty(self.size, dtype=torch.uint8, device=self._device)
             self._begin(self._mover.back(self.away, self.here))
 
-    def _begin(self, move: Move) -> None:
+    def _begin(self, move: Move | NoMove) -> None:
         self._move = move
         self._mover.moving[self] = None
         if not self._mover.asynchronous:

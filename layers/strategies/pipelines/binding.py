@@ -29,6 +29,7 @@ from linop.strategies.pipelines.forms import (
     owners,
 )
 from linop.strategies.pipelines.lanes import Edge, Moved, carrier
+from linop.strategies.pipelines.splitting import check_shapes
 from linop.strategies.pipelines.stages.stage import Stage
 from linop.strategies.pipelines.stages.stage_backends import within
 
@@ -349,6 +350,8 @@ class Tracer:
             if s not in self._stages:
                 return None, ({}, ())
             try:
+                if not self._plan.graph.sources[s]:
+                    check_shapes(self._stages[s].module, [X.shape for X in sources])
                 with within(tracing.parts[s], tracing.backend):
                     forms, found = self._probe(s, form, sources)
             except Exception as error:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 
 from linop.errors import ArgumentError
 from linop.layers.state.state_tensors import unwrapped
@@ -20,6 +21,8 @@ from linop.strategies.pipelines.exported_state import complete
 
 _MARK = "_linop_piece"
 """Attribute of modules that `split` cut off."""
+_BOUND = "_linop_bound"
+"""Of a first stage that computes for inputs of these shapes alone."""
 _EXPORTS = threading.Lock()
 """torch exports one module at a time; workers may be threads."""
 
@@ -81,11 +84,34 @@ def keys_of_whole(module: Module) -> Sequence[str] | None:
     return getattr(inner, _MARK, found)
 
 
+def check_shapes(module: Module, shapes: Sequence[Sequence[int]]) -> None:
+    """Check inputs of a first stage.
+
+    Raises:
+        ArgumentError: its module has numbers of the lengths that it was exported for.
+    """
+    inner = unwrapped(module)
+    known = getattr(inner, _BOUND, getattr(inner, "meta", {}).get(_BOUND))
+    given = tuple(sorted(map(tuple, shapes)))
+    if known is not None and known != given:
+        raise ArgumentError(
+            f"split: the model was exported for an example of shapes {[*known]}, and computes with "
+            f"numbers of these; micro-batches of {[*given]} given: give all of them one size, and "
+            f"an example of that to split"
+        )
+
+
 class _Example(NamedTuple):
     """Inputs of a module, by position and by name."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that are not None."""
+        every = (*self.positional, *self.named.values())
+        return [x for x in every if x is not None]
 
 
 def _example(example: Any, inputs: Mapping[str, Any]) -> _Example:
@@ -116,6 +142,10 @@ def _split_exported(model: Module, names: Sequence[str], example: _Example) -> S
         )
     stages = in_both_modes(given, other, model)
     complete([graph_of(stage) for stage in stages], model)
+    if any(getattr(one, "bound", False) for one in (given, other)):
+        shapes = tuple(sorted(tuple(x.shape) for x in example.tensors))
+        setattr(stages[0], _BOUND, shapes)
+        getattr(stages[0], "meta", {})[_BOUND] = shapes
     return stages
 
 
@@ -136,6 +166,7 @@ def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = dict.fromkeys(names, SplitPoint.BEGINNING)
+    other = None if model.training else _with_more_rows(model, example)  # torch changes the model
     try:
         cut = pipeline(model, *example, split_spec=begins)
     except Exception as error:
@@ -144,7 +175,43 @@ def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
         raise ArgumentError(
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
         )
-    return stages_of(cut, model)
+    bound = other is not None and not _computes(cut, *other)
+    stages = stages_of(cut, model)
+    stages.bound = bound
+    return stages
+
+
+def _with_more_rows(model: Module, example: _Example) -> tuple[_Example, Any] | None:
+    """An example of one row more, and the model's results for it; None if there are none."""
+    rows = next((len(x) for x in example.tensors if x.ndim), 0)
+
+    def more(x: Any) -> Any:
+        there = isinstance(x, torch.Tensor) and x.ndim and len(x) == rows
+        return torch.cat([x, x[:1]]) if there else x
+
+    positional = tuple(map(more, example.positional))
+    other = _Example(positional, {name: more(x) for name, x in example.named.items()})
+    try:
+        with torch.no_grad():
+            return (other, model(*other.positional, **other.named)) if rows else None
+    except Exception:  # of whatever the user's module does
+        return None
+
+
+def _computes(cut: Module, example: _Example, wanted: Any) -> bool:
+    """True if a module that torch exported computes these results, for other sizes than those that
+    it was exported for."""
+    try:
+        with torch.no_grad():
+            found = tree_leaves(cut(*example.positional, **example.named))
+    except Exception:  # of torch, where a shape was a number
+        return False
+    pairs = zip(found, tree_leaves(wanted), strict=False)
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True)
+        for a, b in pairs
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from linop.backends.autograd.functions import records
 from linop.backends.autograd.recompute import unrecorded
@@ -58,6 +59,9 @@ class Calls:
         self._theirs = [
             one for one in self._plain if not type(one).__module__.startswith("torch.nn.")
         ]
+        self._kept: Any = WeakTensorKeyDictionary()
+        """Layouts of split tensors that are left of calls with objects, as of keys in a cache."""
+        self._keeps = False
         self._draws_seeds: bool | None = None
         self._entered: Any = None
         # Before conversions of the net's own input, and after those of its output.
@@ -77,16 +81,21 @@ class Calls:
         self.total = self._total(given)
         self.running = True
         self._now = self.total, _attributes(self._theirs)
-        if self._seen.get(self._now) is not False:
+        # A cache may bring tensors of other calls, and take some of this one.
+        kinds: set[Any] = {type(one) for one in tensors}
+        self._keeps = any(map(_is_configuration, kinds))
+        if self._keeps or self._seen.get(self._now) is not False:
             self._follow(net, tensors)
 
     def _follow(self, net: Any, tensors: Any) -> None:
         stream = Stream(self._seed)
         self.types = types = Types(self._axis.size, self._axis.index, stream)
         types.mark_parameters(net)
+        for x, cut in self._kept.items():
+            types.mark(x, cut)
         lengths = self._blocks(tensors)
         for x, sizes in zip(tensors, lengths, strict=True):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and x not in self._kept:
                 dim = self._inputs
                 layout = types.cut(dim, x.ndim, sizes) if isinstance(dim, int) else dim
                 types.mark(x, layout)
@@ -134,6 +143,8 @@ class Calls:
     def _end(self, result: Any) -> None:
         self.running = False
         if self.types is not None:
+            if self._keeps:
+                self._kept = self.types.left()
             self.types = None
             stream, context = self._entered
             context.close()

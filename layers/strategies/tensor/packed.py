@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.errors import PartitionError
+from linop.spaces.partition import balanced
 from linop.strategies.tensor.following.cuts import Cut
 from linop.strategies.tensor.following.rules import SAFE, is_elementwise
 from linop.strategies.tensor.following.sizes import plain
@@ -174,6 +175,23 @@ def _chunk(x: Packed, chunks: int, dim: int = 0) -> Any:
     return _split(x, -(-whole // chunks), -1)
 
 
+def _tensor_split(x: Packed, indices_or_sections: Any = None, dim: int = 0, **named: Any) -> Any:
+    given = named.get("indices", named.get("sections", indices_or_sections))
+    if not _is_last(x, dim):
+        _other(x, dim, "tensor_split")
+    whole = sum(_widths(x))
+    ends = [*given] if not isinstance(given, int) else [*accumulate(balanced(whole, given))][:-1]
+    return tuple(_between(x, a, b) for a, b in pairwise([0, *ends, whole]))
+
+
+def _glu(x: Packed, dim: int = -1) -> Any:
+    """A part, times what the other one opens of it."""
+    if not _is_last(x, dim) or len(x.parts) != 2 or x.parts[0] != x.parts[1]:
+        _other(x, dim, "glu")
+    y = torch.nn.functional.glu(x.as_subclass(torch.Tensor), -1)
+    return _cut(y, y.ndim - 1, x.parts[0], x.me)
+
+
 def _narrow(x: Packed, dim: int, start: int, length: int) -> Any:
     if not _is_last(x, dim):
         _other(x, dim, "narrow")
@@ -266,6 +284,8 @@ def _resolved(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 _TAKEN: Mapping[str, Any] = {
     **dict.fromkeys(("split", "split_with_sizes", "unsafe_split"), _split),
     **dict.fromkeys(("chunk", "unsafe_chunk"), _chunk),
+    "tensor_split": _tensor_split,
+    "glu": _glu,
     "narrow": _narrow,
     "__getitem__": _item,
     "unflatten": _unflatten,

@@ -94,6 +94,14 @@ class Types(TorchFunctionMode):
         if isinstance(tensor, torch.Tensor):
             self._layouts[tensor] = layout
 
+    def left(self) -> Any:
+        """Layouts of split tensors without a graph, for other calls that are given them."""
+        found = WeakTensorKeyDictionary()
+        for x, layout in self._layouts.items():
+            if isinstance(layout, Cut) and x.grad_fn is None:
+                found[x] = layout
+        return found
+
     def cut(self, dim: int, ndim: int, sizes: Sequence[int], whole: int | None = None) -> Cut:
         """The layout of a tensor that is split.
 

@@ -141,3 +141,50 @@ def has_a_mean_loss(backend: Backend, copies: bool, own: bool) -> None:
         y = net(x)
         other(x)
         y.mean().backward()
+
+
+def updates_in_backward(backend: Backend) -> None:
+    """An optimizer's step in a hook after each gradient's accumulation: of shards that of one
+    process; of copies, whose gradients are no sums then, an error."""
+    x = whole(8, 4, seed=9)
+
+    def stepping(net: Any) -> Any:
+        for p in net.parameters():
+            sgd = torch.optim.SGD([p], lr=0.01)
+
+            def hook(p: Any, sgd: Any = sgd) -> None:
+                sgd.step()
+                sgd.zero_grad()
+
+            p.register_post_accumulate_grad_hook(hook)
+        return net
+
+    twin = stepping(perceptron())
+    net = stepping(sharded(perceptron(), backend))
+    for _ in range(2):
+        twin(x).sum().backward()
+        net(part(backend, x)).sum().backward()
+    state = full_state_dict(net)
+    for name, p in twin.state_dict().items():
+        assert torch.allclose(state[name], p, rtol=1e-5, atol=1e-5), name
+    copies = stepping(DataParallel(perceptron(), reduction="sum"))
+    loss = copies(part(backend, x)).sum()
+    if backend.workers == 1:
+        loss.backward()
+    else:
+        with pytest.raises(ArgumentError, match="an optimizer's step inside of backward"):
+            loss.backward()
+
+
+def refuses_forwards_that_write(backend: Backend) -> None:
+    """An embedding with max_norm changes rows of its weight, which are another worker's rows."""
+    for make in (DataParallel, lambda net: fully_shard(net, Mesh(backend, dp=-1)["dp"])):
+        for kind in (nn.Embedding, nn.EmbeddingBag):
+            net = nn.Sequential(kind(5, 2, max_norm=1.0))
+            with torch.no_grad():
+                net[0].weight.fill_(1.0)
+            if backend.workers == 1:
+                make(net)
+                continue
+            with pytest.raises(ArgumentError, match=r"module '0' is of Embedding.* max_norm=1.0"):
+                make(net)

@@ -8,8 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from linop import REPLICATED, layers
 from linop.backends.engine.base import Backend
-from linop.strategies import DataParallel, Mesh, ShardedOptimizer, estimate, fully_shard
+from linop.strategies import (
+    ColwiseParallel,
+    DataParallel,
+    Mesh,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    ShardedOptimizer,
+    estimate,
+    fully_shard,
+    parallelize_module,
+)
 
 Tensor = Any
 SUMMED = 80
@@ -91,3 +103,65 @@ def is_estimated(backend: Backend, strategy: str, half: bool = False) -> None:
         # Of stage 2 torch's graph keeps those that backward needs.
         assert said.whole == most[0] if strategy == "zero3" else said.whole >= most[0]
     assert said.total >= said.parameters + said.gradients
+
+
+class Attends(nn.Module):
+    """Heads and an MLP, as of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+        self.up, self.down = nn.Linear(12, 20), nn.Linear(20, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def cuts() -> dict[str, Any]:
+    return {
+        "*.norm": SequenceParallel(),
+        "*.[qkv]": ColwiseParallel(1, heads=6),
+        "*.o": RowwiseParallel(output_layouts=1, heads=6),
+        "*.up": ColwiseParallel(1),
+        "*.down": RowwiseParallel(output_layouts=1),
+        "0": PrepareModuleInput(REPLICATED, 1),
+    }
+
+
+def saved_by(net: Any, run: Any) -> int:
+    """Bytes of memory that autograd keeps of a call, but for parameters."""
+    kept: dict[int, Any] = {}
+
+    def pack(one: Tensor) -> Tensor:
+        kept[one.untyped_storage().data_ptr()] = one
+        return one
+
+    whole = {p.untyped_storage().data_ptr() for p in (*net.parameters(), *net.buffers())}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        y = run()
+    del y
+    own = [one for key, one in kept.items() if key not in whole]
+    return sum(one.untyped_storage().nbytes() for one in own)
+
+
+def tensor_parallel_is_estimated(backend: Backend) -> None:
+    workers, me = backend.workers or 1, backend.worker or 0
+    make = partial(torch.optim.Adam, lr=0.1)
+    x = torch.ones(3, 7, 12)
+    with layers.seeded(0):
+        net = nn.Sequential(Attends(), Attends())
+    said = estimate(net, "tp", workers, make, (x,), plan=cuts())[me]
+    net = parallelize_module(net, Mesh(backend, tp=-1)["tp"], cuts())
+    net(x)  # the first call is followed
+    assert said.activations == saved_by(net, lambda: net(x))
+    net(x).square().sum().backward()
+    optimizer = make(net.parameters())
+    optimizer.step()
+    assert said.parameters == held(net.parameters())
+    assert said.gradients == held(p.grad for p in net.parameters())
+    assert said.optimizer == state_of(optimizer)

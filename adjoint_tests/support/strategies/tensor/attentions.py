@@ -4,6 +4,7 @@ linear layers with terms of low rank, beside one process."""
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -331,3 +332,84 @@ def refuses_magnitudes(backend: Backend) -> None:
     net = nn.Sequential(LowRank(nn.Linear(4, 4), dora=True))
     with pytest.raises(LinopError, match="'0' has parameters beside base_layer, lora_A"):
         parallelize_module(net, Mesh(backend, tp=-1)["tp"], {"0": ColwiseParallel()})
+
+
+class Opened(nn.Module):
+    """A fused projection of two parts, of which one opens the other."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.up, self.down, self.way = nn.Linear(6, 14), nn.Linear(7, 6), way
+
+    def forward(self, x: Any) -> Any:
+        h = self.up(x)
+        if self.way == "glu":
+            return self.down(nn.functional.glu(h))
+        where: Any = (7,) if self.way == "indices" else 2
+        a, b = h.tensor_split(where, dim=-1)
+        return self.down(a * b.sigmoid())
+
+
+def opens(backend: Backend) -> None:
+    """torch's function of both parts, and other ways to take them."""
+    for way in "glu", "indices", "sections":
+        twin = drawn(partial(Opened, way))
+        plan = {"up": ColwiseParallel(packed=2), "down": RowwiseParallel()}
+        net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], plan)
+        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(5)).double()
+        assert check(net, twin, (x, x), lambda y, _: y.square().sum()) < 1e-12
+
+
+class Cache:
+    """Keys and values of tokens before, as those of transformers."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Any] = []
+
+    def update(self, k: Any, v: Any) -> Any:
+        if self.pairs:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.pairs, (k, v), strict=True))
+        self.pairs = [k, v]
+        return k, v
+
+
+class Generating(nn.Module):
+    """Heads with rotary embeddings as complex numbers, that may have a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Any, places: Any, cache: Any = None) -> Any:
+        q, k, v = (f(x).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        turns = torch.polar(torch.ones_like(places), places).unsqueeze(-1)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+            for y in (q, k)
+        )
+        if cache is not None:
+            k, v = cache.update(k, v)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+def generates(backend: Backend) -> None:
+    """Token by token with a cache, of which the calls of a second text are known up to some length
+    and new behind it; and trained without."""
+    twin = drawn(Generating)
+    heads = {"[qkv]": ColwiseParallel(heads=6), "o": RowwiseParallel(heads=6)}
+    net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], heads)
+    x = torch.randn(2, 9, 12, generator=torch.Generator().manual_seed(5)).double()
+    for length in (5, 9):
+        caches = Cache(), Cache()
+        with torch.no_grad():
+            for a, b in [(0, 3), *((k, k + 1) for k in range(3, length))]:
+                places = torch.arange(a, b).double()
+                y, wanted = (
+                    one(x[:, a:b], places, c) for one, c in zip((net, twin), caches, strict=True)
+                )
+                assert (y - wanted).abs().max() < 1e-12, (length, a)
+    every = torch.arange(9).double()
+    for one in (net, twin):
+        one(x, every).square().sum().backward()
+    assert net.o.bias is None or (net.o.bias.grad - twin.o.bias.grad).abs().max() < 1e-10

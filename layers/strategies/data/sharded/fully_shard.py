@@ -20,7 +20,7 @@ from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
-from linop.strategies.data.replicas import agree, check_equal, described
+from linop.strategies.data.replicas import agree, check_equal, check_written, described
 from linop.strategies.data.sharded.members import Member, rows, shard_marked
 from linop.strategies.data.sharded.precision import Inputs, dtype_checked
 from linop.strategies.data.sharded.shards import Shard
@@ -100,6 +100,7 @@ def fully_shard(
         ahead = integer(prefetch, "fully_shard: prefetch")
         if ahead < 0:
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
+        check_written(module, axis.size)
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
         reduction_checked(reduction)

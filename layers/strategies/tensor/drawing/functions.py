@@ -37,6 +37,8 @@ _DROPOUTS = {
 }
 """Dropouts, and whether they draw if they are not told."""
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"))
+_ATTENTIONS = "scaled_dot_product_attention", "attention_of_parts"
+"""That of torch, and of `ContextParallel`, which draws for whole tensors."""
 _ALWAYS = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like bernoulli normal multinomial"
     " poisson binomial uniform_ normal_ random_ bernoulli_ cauchy_ exponential_ geometric_"
@@ -54,7 +56,7 @@ def is_random(name: str) -> bool:
         or plain in _DROPOUTS
         or plain == "rrelu"
         or name in _RECURRENT
-        or name == "scaled_dot_product_attention"
+        or name in _ATTENTIONS
     )
 
 
@@ -67,7 +69,7 @@ def draws(call: FunctionCall) -> bool:
         return True
     if name == "rrelu":
         return bool(call.given(3, "training", default=False))
-    if name == "scaled_dot_product_attention":
+    if name in _ATTENTIONS:
         return bool(call.given(4, "dropout_p", default=0.0))
     return call.name in _RECURRENT and any(
         isinstance(n, float) and n > 0 for n in (*call.args, *call.kwargs.values())

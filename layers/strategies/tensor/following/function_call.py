@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from linop.caching import cached_property
 from linop.strategies.tensor.following.cuts import Cut, Followed, Refused
 from linop.strategies.tensor.following.sizes import Varied, plain
 

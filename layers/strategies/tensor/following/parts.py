@@ -153,7 +153,10 @@ def _all_cut(call: FunctionCall) -> tuple[list[Any], Cut]:
     cut = next(one for one in layouts if isinstance(one, Cut))
     for x, layout in zip(tensors, layouts, strict=True):
         if not isinstance(layout, Cut):
-            raise Refused("of whole tensors and ones that are split; one layout expected")
+            raise Refused(
+                "of whole tensors and ones that are split; one layout expected (a tensor that was "
+                "made outside of calls, as of keys in a cache that beams have reordered, is whole)"
+            )
         if (layout.dim - x.ndim, layout.sizes) != (cut.dim - tensors[0].ndim, cut.sizes):
             raise Refused("of tensors that are split in several ways; one layout expected")
     return tensors, cut

@@ -85,6 +85,8 @@ RULES: Mapping[str, Rule] = {
     **_named("avg_pool3d max_pool3d adaptive_avg_pool3d adaptive_max_pool3d", last(3)),
     **_named("interpolate upsample pixel_shuffle pixel_unshuffle", only(0)),
     **_named("tril triu", last(2)),
+    "view_as_complex": last(1),
+    "view_as_real": last(0),
     "one_hot": _one_hot,
     "embedding": by_dims.embedded,
     "pad": by_dims.padded,
@@ -121,7 +123,7 @@ RULES: Mapping[str, Rule] = {
     **_named("addmm baddbmm addbmm addmv", products.added),
     "linear": products.linear,
     "einsum": products.einsum,
-    "scaled_dot_product_attention": products.attended,
+    **_named("scaled_dot_product_attention attention_of_parts", products.attended),
     **_named(
         "dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout"
         " rrelu",
