@@ -357,9 +357,25 @@ class Way:
                 continue
             of_maxima = source in made and "max" in made[source].name  # what exponents begin at
             used = any(self.used.get(number) for number in call.outputs)
+            used = used and not any(map(self._is_message, call.outputs))
+            of_maxima |= all(
+                "max" in one.name for n in call.outputs for one in self.used.get(n, ())
+            )
             if used and not of_maxima and self.record.tensors[source].differentiable:
                 return call
         return None
+
+    def _is_message(self, number: int) -> bool:
+        """True if a tensor is copied alone, and sent: its gradient comes back by another
+        message."""
+        sent = {"send", "broadcast"}
+        copies = all(call.name in _COPIES for call in self.used.get(number, ()))
+        value = self.record.tensors[number].value
+        return copies and value is not None and any(
+            moved.name in sent and moved.inside < 0 and moved.value is not None
+            and moved.value.size == value.size and bool((moved.value == value.ravel()).all())
+            for moved in self.record.collectives
+        )  # fmt: skip
 
     def undifferentiated(self) -> Collective | None:
         """A collective outside of every function with a backward of its own that moves a tensor on
@@ -399,6 +415,10 @@ class Way:
         """The collective outside of `autograd.Function`s that moves a tensor."""
         value = self.record.tensors[here.numbers[self.rank]].value
         return None if value is None else self._moving(value)
+
+
+_COPIES = {"clone", "contiguous", "detach", "to", "view", "reshape", "flatten", "view_as"}
+"""Functions that compute nothing."""
 
 
 def _detaches(call: Call) -> bool:
