@@ -365,6 +365,13 @@ class Way:
                 return call
         return None
 
+    def _is_right(self, number: int) -> bool:
+        at = self.context.locations.at.get((self.rank, number))
+        if at is None or at.gradient is None or at.gradient.kind is Kind.UNSUMMED:
+            return False
+        k, base = scaled(at.gradient), self.context.base
+        return k is not None and abs(k - base) < 1e-6 * max(1.0, abs(base))
+
     def _is_message(self, number: int) -> bool:
         """True if a tensor is copied alone, and sent: its gradient comes back by another
         message."""
@@ -384,6 +391,8 @@ class Way:
             tensor = self.record.tensors[number]
             if tensor.parameter or tensor.value is None or tensor.value.size < 2:
                 continue
+            if self._is_right(number):
+                continue  # such as terms of a sum, of which all ranks use the result alike
             moved = self._moving(tensor.value)
             if moved is not None and moved.name in ("all_reduce", "all_gather", "broadcast"):
                 return moved

@@ -7,13 +7,14 @@ import ast
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 
 NEEDED = ("twin", "model", "batch", "loss")
 OPTIONAL = ("mine", "step", "shard", "optimizer")
@@ -120,26 +121,55 @@ def world_of(target: str) -> int | None:
     """The number of ranks that ``WORLD`` says, of an object if one is named, else of its file; None
     if there is none. The file is run only if that is no plain number in it."""
     path, name = parsed(target)
-    tree = ast.parse(path.read_text())
+    try:
+        tree = ast.parse(path.read_text(), str(path))
+    except SyntaxError as error:
+        raise ArgumentError(f"{path}: line {error.lineno}: {error.msg}") from None
     bound = [node for node in _at_once(tree) if _binds_world(node)]
     plain: list[Any] = []
     for node in _at_once(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            plain += [node.value.value for one in targets if one in bound]
+            for at, value in (each for one in targets for each in _pairs(one, node.value)):
+                if at in bound and isinstance(value, ast.Constant):
+                    plain.append(value.value)
     if name and any(map(_binds_world, ast.walk(tree))):
-        module = imported(path)
+        module = _imported_here(path)
         found = getattr(module, name, None)
         world = found.world if isinstance(found, Program) else getattr(found, "WORLD", None)
         world = getattr(module, "WORLD", None) if world is None else world
     elif len(plain) == len(bound) == 1:
         (world,) = plain
     else:
-        world = getattr(imported(path), "WORLD", None) if bound else None
+        world = getattr(_imported_here(path), "WORLD", None) if bound else None
     try:
         return None if world is None else int(world)
     except (TypeError, ValueError):
         raise ArgumentError(f"{target}: WORLD is {world!r}, a number of ranks expected") from None
+
+
+def _imported_here(path: Path) -> ModuleType:
+    """The module of a file, in the process that starts the ranks.
+
+    Raises:
+        BackendError: the file cannot be run here.
+    """
+    try:
+        return imported(path)
+    except Exception:
+        raise BackendError(
+            f"{path} failed while its WORLD was looked for (give --workers, or write WORLD as a "
+            f"plain number):\n{traceback.format_exc()}"
+        ) from None
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment, each with what it gets as far as that is written out."""
+    yield target, value
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        if len(target.elts) == len(value.elts):
+            for one, other in zip(target.elts, value.elts, strict=True):
+                yield from _pairs(one, other)
 
 
 def _at_once(node: ast.AST) -> Iterator[ast.AST]:
