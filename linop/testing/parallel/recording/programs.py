@@ -138,8 +138,8 @@ def world_of(target: str) -> int | None:
         found = getattr(module, name, None)
         world = found.world if isinstance(found, Program) else getattr(found, "WORLD", None)
         world = getattr(module, "WORLD", None) if world is None else world
-    elif len(plain) == len(bound) == 1:
-        (world,) = plain
+    elif len(plain) == len(bound) and len(set(plain)) == 1:
+        world = plain[0]
     else:
         world = getattr(_imported_here(path), "WORLD", None) if bound else None
     try:
