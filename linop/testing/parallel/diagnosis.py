@@ -348,6 +348,13 @@ def _turned(
             f"The gradient of the result of {call.name} is right, that of its argument is not: its "
             f"backward is not the derivative of its forward, or leaves out what other ranks send."
         )
+    if wrong and not operator and (local := way.local_functions(start)):
+        place = replace(place, also=(*place.also, *(f"{c.line}: {c.text}" for c in local)))
+        names = ", ".join(dict.fromkeys(c.name for c in local))
+        why += (
+            f" On its way are functions with a backward of their own ({names}), which move nothing "
+            f"between ranks: torch.autograd.gradcheck tells if they are right."
+        )
     if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
         there, back = (_each(one) or "nothing" for one in moved_back)
         operator = f"the {back} of the backward pass is too many"

@@ -218,6 +218,15 @@ class Way:
             if call.inside < 0 and call.phase == FORWARD and numbers.intersection(call.inputs)
         ]
 
+    def local_functions(self, start: Relation) -> list[Call]:
+        """Calls of the program's `autograd.Function`s on that way that move nothing between
+        ranks, one for each line."""
+        found: dict[str, Call] = {}
+        for call in self.calls_of(start):
+            if call.custom and call.name not in _OF_TORCH and not any(self.movements(call)):
+                found.setdefault(call.line, call)
+        return list(found.values())
+
     def _until_known(self, number: int) -> list[Call]:
         """Calls that compute from a tensor what no tensor of the twin is, and the first that is
         one, in order."""
@@ -426,6 +435,11 @@ class Way:
         return None if value is None else self._moving(value)
 
 
+_OF_TORCH = {
+    "BackwardHookFunction", "RegisterPostBackwardFunction", "Redistribute", "_ToTorchTensor",
+    "_FromTorchTensor", "_DDPSink", "CheckpointFunction", "_NoopSaveInputs",
+}  # fmt: skip
+"""Functions of torch's own strategies."""
 _COPIES = {"clone", "contiguous", "detach", "to", "view", "reshape", "flatten", "view_as"}
 """Functions that compute nothing."""
 
