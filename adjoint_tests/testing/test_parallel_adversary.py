@@ -35,7 +35,7 @@ def found(name: str, version: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         # Two sums over one axis of a mesh, none over the other.
         ("summed_twice", Kind.WRONG_RANKS, "GROUPS[second]", "over ranks 0, 1 and 2, 3 twice"),
         # A broadcast is a message, too, and its detach no fault.
-        ("heads_of_ranks", Kind.OTHER, "h.backward(total)", "rank 1 and rank 2 compute"),
+        ("heads_of_ranks", Kind.OTHER, "dist.recv(grad", "rank 1 and rank 2 compute"),
         # A result that nothing uses, the last state, is no place at which forward passes part.
         ("states_padded", Kind.FACTOR, "loss(model(ids), tags)", "7/13 on rank 0"),
     ],
