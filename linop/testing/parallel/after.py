@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from linop.testing.parallel.findings import Finding, Place, groups_text
 from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.recording.records import Collective
-from linop.testing.parallel.relations import Groups, Kind, Relation
+from linop.testing.parallel.relations import Groups, Kind, Relation, factor
 from linop.testing.parallel.ways import Context, Way, scaled
 from linop.testing.parallel.words import (
     at,
@@ -45,6 +45,9 @@ def after_the_pass(
     ):
         return None
     lines = [p.line for p in one.held.values() if p.line]
+    changes = [line for p in one.held.values() for line in p.changes]
+    before = _scaled_before(context, one)
+    lines = [*changes, *lines] if before or not lines else [*lines, *changes]
     lines += [f"{c.line}: {c.text}" for c in moved]
     lines += [each for record in context.ranks.values() for each in record.unsynchronized]
     what = detail(final, context)
@@ -52,6 +55,14 @@ def after_the_pass(
     operator, why = "", "The backward pass leaves it right; what happens to it afterwards does not."
     if per_rank:
         operator, why = _by_rank(context, final)
+    elif before and final.kind is Kind.OTHER:
+        operator = "the sum over the ranks, before the terms are scaled"
+        each = ", ".join(f"{factor_text(k)} on rank {r}" for r, k in before.items())
+        why = (
+            f"Ranks scale their terms of this gradient before they are summed, each by a number of "
+            f"its own ({each}), such as a norm by which each clips its own. Sum first, or let the "
+            f"number be the same."
+        )
     elif left.kind is Kind.EQUAL and moved and final.kind is Kind.FACTOR:
         operator = f"the {titles(moved[:1])[0]} is too many"
         why = (
@@ -78,6 +89,53 @@ def after_the_pass(
     module, first, also = module_of(one.name) if not lines else "", *_first(lines)
     line, _, text = first.partition(": ")
     return Finding(final.kind, what, (one.name,), Place(module, line, text, also), operator, why)
+
+
+def _scaled_before(context: Context, one: Compared) -> dict[int, float]:
+    """By rank, the factors by which terms of a gradient are scaled between the backward pass and
+    the first sum over ranks; empty if there are none, or they are one."""
+    found: dict[int, float] = {}
+    for rank, held in one.held.items():
+        moved = next((c for c in context.ranks[rank].collectives if c.parameter == one.name), None)
+        value = None if moved is None else moved.value
+        if value is None or len(held.gradients) != 1 or value.size != held.gradients[0].size:
+            return {}
+        k = factor(value.ravel(), held.gradients[0].ravel(), context.locations.gradients)
+        if k is None:
+            return {}
+        found[rank] = k
+    apart = max(found.values(), default=0.0) - min(found.values(), default=0.0)
+    return found if apart > 1e-6 * max(map(abs, found.values()), default=0.0) else {}
+
+
+def summed_twice(context: Context, one: Compared) -> Finding | None:
+    """The fault of a gradient that is summed twice over the same ranks, and not over others."""
+    left, final = one.left, one.gradient
+    if left is None or {left.kind, final.kind} != {Kind.UNSUMMED}:
+        return None
+    record = context.ranks[min(one.held)]
+    sums = [c for c in record.collectives if c.parameter == one.name and c.reduction == "sum"]
+    for k, last in enumerate(sums):
+        ranks = tuple(sorted(last.ranks))
+        if ranks not in [tuple(sorted(each.ranks)) for each in sums[:k]]:
+            continue
+        for rest, k_of_rest in final.options:
+            ran = [each for each in _closed({tuple(sorted(c.ranks)) for c in moved_gradients(
+                context, one)}) if len(each) == len(ranks)]  # fmt: skip
+            most = dict(left.options).get(_closed({*ran, *rest}))
+            if most is None or abs(k_of_rest - most * len(ranks)) > 1e-6 * abs(k_of_rest):
+                continue
+            over, text = (groups_text(each, context.names) for each in (tuple(ran), rest))
+            return Finding(
+                Kind.WRONG_RANKS,
+                f"over {over} twice, instead of {over} and {text}",
+                (one.name,),
+                at(last, ""),
+                f"all-reduce over {text}",
+                f"After the backward pass each rank has a term of this gradient. It is summed over "
+                f"{over} twice, and over {text} not at all.",
+            )
+    return None
 
 
 def _summed_again(context: Context, one: Compared, factor: float) -> Collective | None:

@@ -16,6 +16,7 @@ from linop.testing.parallel.after import (
     moved_gradients,
     rest_is_missing,
     scaled_by_rank,
+    summed_twice,
     treated_as_others,
 )
 from linop.testing.parallel.findings import (
@@ -30,7 +31,7 @@ from linop.testing.parallel.parameters import Compared
 from linop.testing.parallel.proofs import Pair
 from linop.testing.parallel.recording.records import Call, Collective
 from linop.testing.parallel.relations import Groups, Kind, Relation
-from linop.testing.parallel.stages import between_stages
+from linop.testing.parallel.stages import between_stages, returned
 from linop.testing.parallel.ways import Context, Way, scaled
 from linop.testing.parallel.words import (
     at,
@@ -38,11 +39,13 @@ from linop.testing.parallel.words import (
     detail,
     ends_of_the_loss,
     factor_text,
+    knows_the_loss,
     lines_of,
     module_of,
     of_module,
     parts_of_the_loss,
     place_of,
+    sums_of_gradients,
     titles,
     used_name,
     with_switches,
@@ -149,6 +152,8 @@ def _of_parameter(context: Context, one: Compared, popular: Groups) -> Finding:
     final = one.gradient.preferring(popular)
     left = one.left.preferring(popular) if one.left is not None else None
     moved = bool(moved_gradients(context, one))
+    if again := summed_twice(context, one):
+        return again
     if rest_is_missing(context, one, one.gradient):
         return _on_the_way(context, one, one.gradient, one.gradient)
     as_others = left is not None and treated_as_others(context, left, final)
@@ -189,7 +194,8 @@ def _on_the_way(context: Context, one: Compared, start: Relation, final: Relatio
         if start.kind in (Kind.OTHER, Kind.SHARD):
             if cut := way.detached(start):
                 return _detached(context, one, final, cut)
-            if moved := way.undifferentiated():
+            moved = way.undifferentiated()
+            if moved is not None and not returned(context, rank, moved):
                 return _not_differentiated(context, one, final, moved)
         turn = way.turn(start)
         if start.kind is Kind.UNSUMMED and turn is not None and turn[0] is not None:
@@ -252,7 +258,12 @@ def _of_the_loss(context: Context, one: Compared, final: Relation) -> Finding:
     """A factor that all gradients have, which is that of the loss of which they are."""
     lines = list(dict.fromkeys(ends_of_the_loss(context)))
     changes = dict.fromkeys(p.line for p in one.held.values() if p.line)
+    sums = sums_of_gradients(context)
+    changes |= dict.fromkeys(sums)
+    if not knows_the_loss(context):
+        lines = [*sums, *lines]
     line, _, text = lines[0].partition(": ") if lines else ("", "", "")
+    changes = dict.fromkeys(each for each in changes if each not in lines)
     n = parts_of_the_loss(context)
     k = factor_text(final.factor)
     why = (
@@ -336,6 +347,13 @@ def _turned(
         why = (
             f"The gradient of the result of {call.name} is right, that of its argument is not: its "
             f"backward is not the derivative of its forward, or leaves out what other ranks send."
+        )
+    if wrong and not operator and (local := way.local_functions(start)):
+        place = replace(place, also=(*place.also, *(f"{c.line}: {c.text}" for c in local)))
+        names = ", ".join(dict.fromkeys(c.name for c in local))
+        why += (
+            f" On its way are functions with a backward of their own ({names}), which move nothing "
+            f"between ranks: torch.autograd.gradcheck tells if they are right."
         )
     if kind is Kind.FACTOR and moved_back[1] and final.factor > 1:
         there, back = (_each(one) or "nothing" for one in moved_back)

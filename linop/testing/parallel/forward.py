@@ -84,7 +84,7 @@ def _first_without_counterpart(context: Context) -> Call | None:
     for call in twin.calls:
         if call.phase != FORWARD or call.inside >= 0:
             continue
-        lost = [n for n in call.outputs if n not in there and _varied(context, n)]
+        lost = [n for n in call.outputs if n in used and n not in there and _varied(context, n)]
         if not lost or any(recovered(n) for n in lost):
             continue
         known = [n for n in call.inputs if n in made and _varied(context, n)]

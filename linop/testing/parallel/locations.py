@@ -124,6 +124,7 @@ class Locations:
 
     def _match(self, one: Location, tensors: dict[int, Tensor]) -> None:
         values = {rank: t.value for rank, t in tensors.items() if t.value is not None}
+        constant = all(self._is_constant(value) for value in values.values())
         for number in self._candidates(one, next(iter(tensors.values()))):
             index = self._indexes[number]
             found = {}
@@ -134,12 +135,18 @@ class Locations:
                 found[rank] = at
             else:
                 whole = all(at.size == index.flat.size for at in found.values())
+                if constant and not whole and not self._is_constant(index.flat):
+                    continue  # such as zeros, of which many tensors have some
                 one.twin, one.form, one.selections = number, SAME if whole else BLOCKS, found
                 break
         else:
             self._match_terms(one, values)
         if one.matched:
             one.gradient = self._gradient(one, tensors)
+
+    def _is_constant(self, value: np.ndarray) -> bool:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(value.size) and bool(np.ptp(np.abs(value)) <= self.values.least)
 
     def _match_terms(self, one: Location, values: dict[int, np.ndarray]) -> None:
         shapes = {value.shape for value in values.values()}
@@ -165,15 +172,16 @@ class Locations:
     def _candidates(self, one: Location, tensor: Tensor) -> Iterator[int]:
         """Tensors of the twin, those first that are called alike."""
         name, module = one.key[0], one.key[1]
+        position = one.key[4:]
         value = tensor.value
         shape = None if value is None else value.shape
 
         def unlike(number: int) -> tuple[bool, ...]:
             theirs = self.twin.tensors[number]
-            about = self._about.get(number, ("", ""))
+            about, beside = self._about.get(number, (("", ""), ("", -1)))
             named = theirs.parameter != tensor.parameter
             return (named, about != (name, module), about[1] != module,
-                    self._indexes[number].whole.shape != shape)  # fmt: skip
+                    self._indexes[number].whole.shape != shape, beside != position)  # fmt: skip
 
         yield from sorted(self._indexes, key=unlike)
 
@@ -203,12 +211,14 @@ def keys(record: Record) -> Iterator[tuple[Key, int, int]]:
                     yield (*called, seen[called], side, position), number, call.number
 
 
-def _first_uses(record: Record) -> dict[int, tuple[str, str]]:
-    """The name and module of the call that made or first used each tensor."""
-    found: dict[int, tuple[str, str]] = {}
+def _first_uses(record: Record) -> dict[int, tuple[tuple[str, str], tuple[str, int]]]:
+    """The name and module of the call that made or first used each tensor, and which of its
+    arguments or results the tensor is."""
+    found: dict[int, tuple[tuple[str, str], tuple[str, int]]] = {}
     for call in record.calls:
-        for number in (*call.inputs, *call.outputs):
-            found.setdefault(number, (call.name, call.module))
+        for side, numbers in (("in", call.inputs), ("out", call.outputs)):
+            for position, number in enumerate(numbers):
+                found.setdefault(number, ((call.name, call.module), (side, position)))
     return found
 
 

@@ -99,6 +99,9 @@ def compared(
     for one in found:
         one.gradient = one.gradient.as_terms(gradients)
         one.left = None if one.left is None else one.left.as_terms(left)
+    for one in found:
+        if _is_any_number(one, found, allowed.gradients):
+            one.gradient = Relation(Kind.OTHER)
     factors: list[Relation] = []
     for one in found:  # factors that are equal up to rounding are one
         alike = (each for each in factors if one.gradient.like(each, allowed.gradients))
@@ -106,6 +109,17 @@ def compared(
             one.gradient = first
         factors.append(one.gradient)
     return found
+
+
+def _is_any_number(one: Compared, found: Sequence[Compared], scale: Scale) -> bool:
+    """True if a gradient has a factor by rank only since each rank has one element, which is a
+    multiple of any other, and no other one is wrong in this way."""
+    mine = one.gradient
+    if not mine.factors or mine.sums or any(each.size != 1 for each in one.expected.values()):
+        return False
+    others = [each.gradient for each in found if each is not one]
+    wrong = [each for each in others if each.kind is not Kind.EQUAL]
+    return bool(wrong) and not any(mine.like(each, scale) for each in wrong)
 
 
 def _is_apart(one: Parameter, ranks: Sequence[Record]) -> bool:

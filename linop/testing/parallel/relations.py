@@ -128,7 +128,7 @@ def related(
         return Relation(Kind.EQUAL)
     if all(scale.near(found[r], zeros[r]) for r in ranks):
         return Relation(Kind.NONE)
-    factors = {r: _factor(found[r], expected[r], scale) for r in ranks}
+    factors = {r: factor(found[r], expected[r], scale) for r in ranks}
     if all(one is not None for one in factors.values()):
         plain = {r: rounded(one, scale) for r, one in factors.items() if one is not None}
         sums = _sums(found, expected, scale, groups)
@@ -162,7 +162,7 @@ def _is_simple(k: float) -> bool:
     return any(x > 0.5 and abs(x - round(x)) < 1e-6 for x in (k, 1 / k)) if k else False
 
 
-def _factor(given: np.ndarray, expected: np.ndarray, scale: Scale) -> float | None:
+def factor(given: np.ndarray, expected: np.ndarray, scale: Scale) -> float | None:
     """k such that the values are k times the expected ones."""
     square = float((np.abs(expected) ** 2).sum())
     if square <= scale.least**2 * max(expected.size, 1):
@@ -185,7 +185,7 @@ def _sums(
             wanted = expected[group[0]]
             if len(group) < 2 or not all(scale.near(expected[r], wanted) for r in group):
                 break
-            k = _factor(sum(given[r] for r in group), wanted, scale)  # type: ignore[arg-type]
+            k = factor(sum(given[r] for r in group), wanted, scale)  # type: ignore[arg-type]
             if k is None or abs(k) < 1e-9:
                 break
             factors.append(k)
@@ -221,7 +221,7 @@ def _factor_of_a_block(given: np.ndarray, whole: np.ndarray, scale: Scale) -> fl
     """k such that values are k times a block of a tensor that is not zero."""
     for block in blocks(given.shape, whole.shape):
         if np.abs(whole[block]).max(initial=0.0) > scale.least:
-            k = _factor(given, whole[block], scale)
+            k = factor(given, whole[block], scale)
             if k is not None and abs(k) > 1e-9:
                 return k
     return None
@@ -320,8 +320,8 @@ class Index:
         for block in blocks(part.shape, whole.shape):
             if self._near(part, whole[block]):
                 return np.arange(whole.size).reshape(whole.shape)[block]
-        if not self.varied:
-            return None
+        if not self.varied or bool((part == part.flat[0]).all()):
+            return None  # such as zeros, of which many tensors have some
         found = self.positions(part.ravel())
         if found is None or len(set(found.tolist())) * 2 < found.size:
             return None

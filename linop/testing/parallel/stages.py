@@ -23,18 +23,16 @@ class Passed:
 
     Attributes:
         rank, here: where it comes from.
-        sent: the message.
+        peer: the rank that gets it.
+        sent: the message, or the broadcast.
         there: the number of the tensor on the rank that gets it; None if it is not found.
     """
 
     rank: int
+    peer: int
     here: Location
     sent: Collective
     there: int | None
-
-    @property
-    def peer(self) -> int:
-        return self.sent.peer
 
 
 def between_stages(
@@ -81,12 +79,7 @@ def _further(context: Context, passed: Passed, final: Relation) -> Location | No
 
 def _is_sent_back(context: Context, passed: Passed) -> bool:
     """True if the rank that got a tensor sends its gradient back as it is."""
-    gradient = _gradient(context, passed)
-    return any(
-        _same(moved.value, gradient)
-        for moved in context.ranks[passed.peer].collectives
-        if moved.name == "send" and moved.peer == passed.rank
-    )
+    return _sends(context, passed.peer, passed.rank, _gradient(context, passed))
 
 
 def _messages(context: Context, rank: int, here: Location) -> Iterator[Passed]:
@@ -95,12 +88,41 @@ def _messages(context: Context, rank: int, here: Location) -> Iterator[Passed]:
         return
     value = context.ranks[rank].tensors[here.numbers[rank]].value
     for moved in context.ranks[rank].collectives:
-        if moved.name != "send" or moved.inside >= 0 or moved.backward_of >= 0:
+        if moved.inside >= 0 or moved.backward_of >= 0:
             continue
         if moved.value is None or value is None or not _same(moved.value, value):
             continue
-        if moved.peer in context.ranks:
-            yield Passed(rank, here, moved, _received(context, moved.peer, value))
+        for peer in _targets(moved, rank):
+            if peer in context.ranks:
+                yield Passed(rank, peer, here, moved, _received(context, peer, value))
+
+
+def _targets(moved: Collective, rank: int) -> list[int]:
+    """The ranks that get what a rank sends by a message, or by a broadcast."""
+    if moved.name == "send":
+        return [moved.peer]
+    is_root = moved.name == "broadcast" and moved.peer == rank
+    return [one for one in moved.ranks if one != rank] if is_root else []
+
+
+def returned(context: Context, rank: int, moved: Collective) -> bool:
+    """True if another rank that gets a tensor by a broadcast sends its gradient back by a
+    message."""
+    for peer in _targets(moved, rank):
+        there = None if moved.value is None else _received(context, peer, moved.value)
+        gradient = None if there is None else context.ranks[peer].tensors[there].gradient
+        if _sends(context, peer, rank, gradient):
+            return True
+    return False
+
+
+def _sends(context: Context, peer: int, rank: int, gradient: np.ndarray | None) -> bool:
+    """True if a rank sends a gradient to another one as it is."""
+    return any(
+        _same(moved.value, gradient)
+        for moved in context.ranks[peer].collectives
+        if moved.name == "send" and moved.peer == rank
+    )
 
 
 def _received(context: Context, peer: int, value: np.ndarray) -> int | None:

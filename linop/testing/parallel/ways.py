@@ -218,6 +218,15 @@ class Way:
             if call.inside < 0 and call.phase == FORWARD and numbers.intersection(call.inputs)
         ]
 
+    def local_functions(self, start: Relation) -> list[Call]:
+        """Calls of the program's `autograd.Function`s on that way that move nothing between
+        ranks, one for each line."""
+        found: dict[str, Call] = {}
+        for call in self.calls_of(start):
+            if call.custom and call.name not in _OF_TORCH and not any(self.movements(call)):
+                found.setdefault(call.line, call)
+        return list(found.values())
+
     def _until_known(self, number: int) -> list[Call]:
         """Calls that compute from a tensor what no tensor of the twin is, and the first that is
         one, in order."""
@@ -357,9 +366,32 @@ class Way:
                 continue
             of_maxima = source in made and "max" in made[source].name  # what exponents begin at
             used = any(self.used.get(number) for number in call.outputs)
+            used = used and not any(map(self._is_message, call.outputs))
+            of_maxima |= all(
+                "max" in one.name for n in call.outputs for one in self.used.get(n, ())
+            )
             if used and not of_maxima and self.record.tensors[source].differentiable:
                 return call
         return None
+
+    def _is_right(self, number: int) -> bool:
+        at = self.context.locations.at.get((self.rank, number))
+        if at is None or at.gradient is None or at.gradient.kind is Kind.UNSUMMED:
+            return False
+        k, base = scaled(at.gradient), self.context.base
+        return k is not None and abs(k - base) < 1e-6 * max(1.0, abs(base))
+
+    def _is_message(self, number: int) -> bool:
+        """True if a tensor is copied alone, and sent: its gradient comes back by another
+        message."""
+        sent = {"send", "broadcast"}
+        copies = all(call.name in _COPIES for call in self.used.get(number, ()))
+        value = self.record.tensors[number].value
+        return copies and value is not None and any(
+            moved.name in sent and moved.inside < 0 and moved.value is not None
+            and moved.value.size == value.size and bool((moved.value == value.ravel()).all())
+            for moved in self.record.collectives
+        )  # fmt: skip
 
     def undifferentiated(self) -> Collective | None:
         """A collective outside of every function with a backward of its own that moves a tensor on
@@ -368,6 +400,8 @@ class Way:
             tensor = self.record.tensors[number]
             if tensor.parameter or tensor.value is None or tensor.value.size < 2:
                 continue
+            if self._is_right(number):
+                continue  # such as terms of a sum, of which all ranks use the result alike
             moved = self._moving(tensor.value)
             if moved is not None and moved.name in ("all_reduce", "all_gather", "broadcast"):
                 return moved
@@ -399,6 +433,15 @@ class Way:
         """The collective outside of `autograd.Function`s that moves a tensor."""
         value = self.record.tensors[here.numbers[self.rank]].value
         return None if value is None else self._moving(value)
+
+
+_OF_TORCH = {
+    "BackwardHookFunction", "RegisterPostBackwardFunction", "Redistribute", "_ToTorchTensor",
+    "_FromTorchTensor", "_DDPSink", "CheckpointFunction", "_NoopSaveInputs",
+}  # fmt: skip
+"""Functions of torch's own strategies."""
+_COPIES = {"clone", "contiguous", "detach", "to", "view", "reshape", "flatten", "view_as"}
+"""Functions that compute nothing."""
 
 
 def _detaches(call: Call) -> bool:

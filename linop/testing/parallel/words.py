@@ -129,6 +129,21 @@ def ends_of_the_loss(context: Context) -> list[str]:
     return [f"{call.line}: {call.text}" for _, call in _ends(context)]
 
 
+def knows_the_loss(context: Context) -> bool:
+    """True if a line of the program computes the loss."""
+    return any(any(_is_a_loss(record.tensors[n]) for n in call.outputs)
+               for record, call in _ends(context))  # fmt: skip
+
+
+def sums_of_gradients(context: Context) -> list[str]:
+    """The lines of the program that reduce gradients, in or after backward passes."""
+    return list(dict.fromkeys(
+        f"{c.line}: {c.text}" for record in context.ranks.values() for c in record.collectives
+        if c.phase != FORWARD and c.backward_of < 0 and c.inside < 0 and c.line and c.reduction
+        and c.value is not None and c.value.size > 1
+    ))  # fmt: skip
+
+
 def _ends(context: Context) -> list[tuple[Record, Call]]:
     """The calls that made the losses of ranks, and their records; if none is known, the last calls
     of forward passes."""
@@ -137,6 +152,8 @@ def _ends(context: Context) -> list[tuple[Record, Call]]:
         calls = [c for c in record.calls if c.phase == FORWARD and c.line
                  and c.name not in ("detach", "clone", "item")]  # fmt: skip
         losses = [c for c in calls if any(_is_a_loss(record.tensors[n]) for n in c.outputs)]
+        losses = [c for c in losses if any(record.tensors[n].gradient is not None
+                                           for n in c.outputs)] or losses  # fmt: skip
         found += [(bool(losses), record, c) for c in (losses or calls)[-1:]]
     known = any(one[0] for one in found)
     return [one[1:] for one in found if one[0] or not known]

@@ -59,8 +59,11 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
-        if name == "__set__" and args and args[1:2] == (None,):
-            self._recorder.dropped(args[0])
+        if name == "__set__" and args:
+            if args[1:2] == (None,):
+                self._recorder.dropped(args[0])
+            elif getattr(func, "__self__", None) is torch.Tensor.grad:
+                self._recorder.replaced(args[0])
         if name in _QUIET:
             self._recorder.passes += name == "backward"
             return func(*args, **kwargs)

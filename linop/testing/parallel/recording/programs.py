@@ -7,13 +7,14 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 
 NEEDED = ("twin", "model", "batch", "loss")
 OPTIONAL = ("mine", "step", "shard", "optimizer")
@@ -117,14 +118,79 @@ def imported(path: Path) -> ModuleType:
 
 
 def world_of(target: str) -> int | None:
-    """The number of ranks that a file's ``WORLD`` says; None if there is none. The file is run only
-    if that is no plain number."""
-    path, _ = parsed(target)
-    for node in ast.parse(path.read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(getattr(one, "id", "") == "WORLD" for one in targets):
-            value = getattr(node, "value", None)
-            if isinstance(value, ast.Constant) and isinstance(value.value, int):
-                return value.value
-            return int(imported(path).WORLD)
-    return None
+    """The number of ranks that ``WORLD`` says, of an object if one is named, else of its file; None
+    if there is none. The file is run only if that is no plain number in it."""
+    path, name = parsed(target)
+    try:
+        tree = ast.parse(path.read_text(), str(path))
+    except SyntaxError as error:
+        raise ArgumentError(f"{path}: line {error.lineno}: {error.msg}") from None
+    bound = [node for node in _at_once(tree) if _binds_world(node)]
+    plain: list[Any] = []
+    for node in _at_once(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for at, value in (each for one in targets for each in _pairs(one, node.value)):
+                if at in bound and isinstance(value, ast.Constant):
+                    plain.append(value.value)
+    if name and any(map(_binds_world, ast.walk(tree))):
+        module = _imported_here(path)
+        found = getattr(module, name, None)
+        world = found.world if isinstance(found, Program) else getattr(found, "WORLD", None)
+        world = getattr(module, "WORLD", None) if world is None else world
+    elif len(plain) == len(bound) and len(set(plain)) == 1:
+        world = plain[0]
+    else:
+        world = getattr(_imported_here(path), "WORLD", None) if bound else None
+    try:
+        return None if world is None else int(world)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{target}: WORLD is {world!r}, a number of ranks expected") from None
+
+
+def _imported_here(path: Path) -> ModuleType:
+    """The module of a file, in the process that starts the ranks.
+
+    Raises:
+        BackendError: the file cannot be run here.
+    """
+    try:
+        return imported(path)
+    except Exception:
+        raise BackendError(
+            f"{path} failed while its WORLD was looked for (give --workers, or write WORLD as a "
+            f"plain number):\n{traceback.format_exc()}"
+        ) from None
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment, each with what it gets as far as that is written out."""
+    yield target, value
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        if len(target.elts) == len(value.elts):
+            for one, other in zip(target.elts, value.elts, strict=True):
+                yield from _pairs(one, other)
+
+
+def _at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a file that are run when it is imported, but for those of classes."""
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield one
+            yield from _at_once(one)
+
+
+def _binds_world(node: ast.AST) -> bool:
+    """True if a part of a file may give ``WORLD`` a value."""
+    match node:
+        case ast.Name():
+            return node.id == "WORLD" and isinstance(node.ctx, ast.Store)
+        case ast.Attribute():
+            return node.attr == "WORLD" and isinstance(node.ctx, ast.Store)
+        case ast.alias():
+            return (node.asname or node.name) in ("WORLD", "*")
+        case ast.keyword():
+            return node.arg in ("WORLD", "world")
+        case ast.Constant():
+            return node.value == "WORLD"  # of setattr, or of a dictionary of attributes
+    return False

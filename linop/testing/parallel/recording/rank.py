@@ -50,6 +50,8 @@ def take_part(
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    # What torchrun tells its processes, and programs ask for.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     try:
         on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world
         if on_gpus:

@@ -86,7 +86,9 @@ class Recorder:
         self._shadows: list[Shadows] = []
         self.is_aside = False
         self.lines: dict[str, str] = {}
-        """Lines that changed gradients of parameters in place, by their names."""
+        """Lines that changed gradients of parameters in place, the last ones, by their names."""
+        self.changes: dict[str, dict[str, None]] = {}
+        """All lines that changed or replaced gradients after a backward pass, by their names."""
 
     # The context
 
@@ -131,19 +133,41 @@ class Recorder:
 
     @contextmanager
     def _applied(self) -> Iterator[None]:
-        """Calls of `autograd.Function`s are recorded."""
-        before: Any = Function.__dict__["apply"]  # of C since torch 2.14
+        """Calls of `autograd.Function`s are recorded, those of an ``apply`` too that the program
+        has taken before."""
         recorder = self
+        calling: list[Any] = []
+        """The function that is called by what replaces `Function.apply`."""
+        taken: Any = torch._C._FunctionBase.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             with recorder.applying(cls.__name__, args, kwargs) as finish:
-                return finish(before.__get__(None, cls)(*args, **kwargs))
+                calling.append(cls)
+                try:
+                    return finish(before.__get__(None, cls)(*args, **kwargs))
+                finally:
+                    calling.clear()
 
+        def apply_taken(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            plain = taken.__get__(None, cls)
+            if calling == [cls]:
+                calling.clear()
+                return plain(*args, **kwargs)
+            with recorder.applying(cls.__name__, args, kwargs) as finish:
+                return finish(plain(*args, **kwargs))
+
+        before: Any = Function.__dict__["apply"]  # of C since torch 2.14
+        inner = Function.__mro__[1]
+        below = isinstance(before, classmethod) and "apply" not in inner.__dict__
         Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+        if below:
+            inner.apply = classmethod(apply_taken)  # type: ignore[attr-defined]
         try:
             yield
         finally:
             Function.apply = before  # type: ignore[method-assign]
+            if below:
+                del inner.apply  # type: ignore[attr-defined]
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
@@ -272,6 +296,17 @@ class Recorder:
             for one in inputs:
                 if name_ := self._grads.get(storage_of(one)):
                     self.lines[name_] = f"{call.line}: {call.text}"
+                    if name.endswith("_"):
+                        self._has_changed(name_, self.lines[name_])
+
+    def _has_changed(self, name: str, line: str) -> None:
+        self.changes.setdefault(name, {})[line] = None
+
+    def replaced(self, tensor: torch.Tensor) -> None:
+        """An attribute of a tensor is set, such as the gradient of a parameter."""
+        name = self._names.get(id(tensor), "")
+        if name in self._parameters and tensor.grad is not None and self._phase() == AFTER:
+            self._has_changed(name, ": ".join(users_line()))
 
     def dropped(self, tensor: torch.Tensor) -> None:
         """An attribute of a tensor is set to None."""

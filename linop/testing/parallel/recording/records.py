@@ -127,6 +127,7 @@ class Parameter:
         trained: True if it requires a gradient.
         line: the line of the program that last changed the gradient in place, after a backward
             pass.
+        changes: all lines that changed or replaced it then, in order.
         tied: the first name of the parameter, if this is another one.
         moved: True if the step itself, without an optimizer of ours, has changed the value.
         held: of a DTensor, the positions of the elements that this rank has, flat; else None.
@@ -142,6 +143,7 @@ class Parameter:
     dtype: str
     expected: tuple[np.ndarray, np.ndarray | None, np.ndarray] | None = None
     line: str = ""
+    changes: tuple[str, ...] = ()
     tied: str = ""
     moved: bool = False
     held: np.ndarray | None = None

@@ -208,6 +208,7 @@ def _step(
             one.requires_grad,
             str(one.dtype).removeprefix("torch."),
             line=recorder.lines.get(name, ""),
+            changes=tuple(recorder.changes.get(name, ())),
             tied="" if first.get(id(one), name) == name else first[id(one)],
             moved=name in moved,
             held=_held(one),
