@@ -169,7 +169,7 @@ def test_the_recipe_needs_what_the_package_needs() -> None:
 
 
 def complaint(name: str, text: str) -> str:
-    """What is wrong with a fragment of changes/; empty if nothing is."""
+    """The fault of a fragment of changes/; empty if it has none."""
     kinds = "|".join(kind["directory"] for kind in PROJECT["towncrier"]["type"])
     if not re.fullmatch(rf"(\d+|\+[a-z0-9-]+)\.({kinds})\.md", name):
         return f"{name}: the name is not as changes/README.md has it"

@@ -16,7 +16,7 @@ A = linop.direct_sum(*local, codomain=Y) @ H
 
 
 def main(backend):
-    """What each worker does."""
+    """The program of each worker."""
     plan = A.compile(backend)
     block = image[X.slices(backend.worker)]  # this worker's part
     blurred = plan(block)

@@ -310,7 +310,7 @@ class _Halos:
         self.drawn.text(x, y, str(worker), anchor="middle", weight="bold", halo=True)
 
     def _legend(self, y: float) -> float:
-        """What the fills mean, those that occur; returns where it ends."""
+        """The legend of the fills that occur; returns where it ends."""
         x = float(MARGIN)
         words = {
             "bulk": "the worker has it (bold: its number)",

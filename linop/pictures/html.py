@@ -20,7 +20,7 @@ _TEXT, _LINES = 64, 400
 
 
 class Shown(Drawn, Protocol):
-    """What is shown: an operator."""
+    """An operator to show."""
 
     @property
     def loops(self) -> bool:

@@ -50,7 +50,7 @@ class Panel:
     ) -> None:
         self.drawn, self.scene, self.style, self.upward = drawn, scene, style, upward
         self.kinds: set[str] = set()
-        """What the legend has to explain."""
+        """Kinds that the legend has to explain."""
         self._boxes: list[dict[tuple[int, str], Box]] = [{} for _ in scene.levels]
         self._maps: list[dict[tuple[int, int], tuple[float, float]]] = [{} for _ in scene.levels]
         self._aligned: dict[tuple[int, int], float] = {}
@@ -264,7 +264,7 @@ class Panel:
         self.drawn.rect(*frame, line=c, thick=1.5, dashes=dashes, hint=hint(level.space, region))
 
     def _marks(self, at: int, worker: int, box: Box) -> None:
-        """What messages take, tinted, and what they bring, hatched; by several crosswise."""
+        """Parts that messages take, tinted, and bring, hatched; by several crosswise."""
         links = self.scene.links
         taken: set[Subset] = set()
         for arrow in links[at] if at < len(links) else ():
@@ -373,7 +373,7 @@ class Panel:
             self.drawn.text(x, y + 4, text, size=size, halo=True, hint=told)
 
     def _end(self, at: int, arrow: Arrow, side: str) -> tuple[float, float] | None:
-        """Where an arrow begins or ends; None if that region is not drawn."""
+        """The end of an arrow; None if that region is not drawn."""
         first = side == "source"
         worker, part = (arrow.sender, arrow.source) if first else (arrow.receiver, arrow.target)
         level = self.scene.levels[at]

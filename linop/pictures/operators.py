@@ -23,15 +23,15 @@ _TITLE = 44
 
 
 class Drawn(HasStages, Protocol):
-    """What is drawn: an operator."""
+    """An operator to draw."""
 
     @property
     def domain(self) -> Space:
-        """What it is applied to."""
+        """The space that it is applied to."""
 
     @property
     def codomain(self) -> Space:
-        """What it gives."""
+        """The space of its results."""
 
     @property
     def H(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a picture of an operator shows, as data: regions of some workers, and arrows between them.
+"""Contents of a picture of an operator: regions of some workers, and arrows between them, as data.
 
 Arrows are the transfers of the operator's normal form with their senders and receivers
 (`linop.planning.routing`), as `linop.simulate` counts messages: nothing is known by an operator's
@@ -256,7 +256,7 @@ def _layer(scene: Scene, stages: Stages, k: int) -> None:
 
 
 def _passed_on(scene: Scene, space: Space) -> None:
-    """Where two movements follow one another: the regions between, once if both have the same."""
+    """The regions between two movements that follow one another, once if both have the same."""
     before, after = scene.levels[-1], _regions(scene, space)
     assert isinstance(before, Regions)
     if all(set(before.held[w]) == set(after.held[w]) for w in scene.workers):

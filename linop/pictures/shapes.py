@@ -28,7 +28,7 @@ Dims = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Style:
-    """What all panels of a picture have in common.
+    """Settings that all panels of a picture have in common.
 
     Attributes:
         dims: dimensions that are drawn.
@@ -144,7 +144,7 @@ def hint(space: Space, region: Region) -> str:
 
 
 def legend(drawn: Drawing, kinds: Iterable[str], left: float, y: float) -> float:
-    """What the lines and fills of panels mean, those that occur, in as many lines as the picture is
+    """The legend of the lines and fills that occur in panels, in as many lines as the picture is
     wide; returns the last line's baseline."""
     x, limit = left, max(drawn.right, 520.0)
     words = {

@@ -233,7 +233,7 @@ class Oblique:
         self.deep, self.high, self.wide = deep, high, wide
 
     def at(self, z: float, y: float, x: float) -> tuple[float, float]:
-        """Where a point is drawn; z pixels backwards, y downwards, x across."""
+        """The position at which a point is drawn; z pixels backwards, y downwards, x across."""
         return self.x + x + z * SLANT[0], self.y + y - z * SLANT[1]
 
     def front(self, y: float, x: float, high: float, wide: float) -> list[tuple[float, float]]:

@@ -172,7 +172,7 @@ def test_bytes_of_parameters_at_each_point(depth: int, prefetch: int) -> None:
     size = sum(p.numel() * p.element_size() for p in net[0].parameters())
     points: list[Any] = []
     here: list[Any] = []
-    """Whether the memory of copies that modules had is in use."""
+    """True if the memory of copies that modules had is in use."""
 
     def note(module: Any, *unused: Any) -> None:
         if module is not None:

@@ -66,7 +66,7 @@ def pair(backend: Backend, kind: tuple[str, int], seed: int) -> tuple[list[Vecto
 def only_the_same_are_added(
     backend: Backend, kinds: Sequence[tuple[str, int]], rounds: Sequence[Sequence[Asked]]
 ) -> None:
-    """What one process says of the whole vectors, where all workers ask for the same; else an
+    """The answer of one process for the whole vectors, where all workers ask for the same; else an
     error with one text on all."""
     vectors = [pair(backend, kind, 2 * k) for k, kind in enumerate(kinds)]
 

@@ -69,7 +69,7 @@ def attended_heads(attention: Callable[..., Tensor], *given: Any, **named: Any) 
 
 
 def _bias(mask: Any, dtype: torch.dtype) -> Any:
-    """What a mask of `MultiheadAttention`, in which True leaves an element out, adds to scores."""
+    """The term of scores for a mask of `MultiheadAttention`, in which True leaves out."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

@@ -440,7 +440,7 @@ def _to_write(module: Any) -> list[Tensor]:
 
 
 def _running_statistics(one: Any) -> Iterator[Tensor]:
-    """Those of a norm; of a module that torch exported, those that its graph gives to a norm."""
+    """Buffers of a norm; of a module that torch exported, those that its graph gives to a norm."""
     if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
         yield from one.buffers(recurse=False)
     graph = getattr(one, "graph", None)

@@ -154,7 +154,7 @@ class Means:
 
 
 def count_of(loss: Loss) -> Count | None:
-    """What a loss over classes divides by in its mean, as a function of the target; None for other
+    """The divisor of a loss over classes in its mean, as a function of the target; None for other
     losses."""
     options: Mapping[str, Any] = {}
     if isinstance(loss, partial) and loss.func in _FUNCTIONS and not loss.args:

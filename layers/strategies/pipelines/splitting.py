@@ -109,7 +109,7 @@ class _Example(NamedTuple):
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Those that are not None."""
+        """The ones that are not None."""
         every = (*self.positional, *self.named.values())
         return [x for x in every if x is not None]
 

@@ -68,7 +68,7 @@ class Message(NamedTuple):
 
 
 class Timeline:
-    """What workers are predicted to do, and when.
+    """The predicted events of all workers, with their times.
 
     Attributes:
         operator: its text.
