@@ -11,6 +11,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import linop.layers  # noqa: F401  # it guards functions of torch: its lines are no place
 from linop.testing import check_parallel
 from linop.testing.parallel.recording.programs import of_file, world_of
 from linop.testing.parallel.relations import Kind

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from pathlib import Path
 from types import FrameType
 
-import numpy as np
+from linop.testing.parallel.libraries import folders
 
-_HIDDEN = tuple(
-    str(path)
-    for place in (
-        Path(__file__).parents[3],
-        Path(np.__file__).parent,
-        Path(sysconfig.get_paths()["stdlib"]),
-    )
-    for path in dict.fromkeys((place, place.resolve()))
-)
+_HIDDEN = folders("numpy")
 
 
 def line_of_program() -> str:

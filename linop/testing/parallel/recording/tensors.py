@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -13,18 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from linop.testing.parallel.libraries import folders
+
 LARGEST = 2**22
 """Elements of the largest tensor of which a copy is kept."""
 
 
-_PLACES = (
-    Path(torch.__file__).parent,
-    Path(__file__).parents[1],
-    Path(sysconfig.get_paths()["stdlib"]),
-)
 _STEPS = str(Path(__file__).with_name("steps.py"))
-_HIDDEN = tuple({str(way) for place in _PLACES for way in (place, place.resolve())})
-"""Folders of torch, of this package and of Python's own modules, by links and without."""
+_HIDDEN = folders("torch")
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray | None:
@@ -50,8 +45,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def users_line() -> tuple[str, str]:
-    """The innermost line of the program that is neither torch's nor Python's: ``file:line``, and
-    its text; empty if the step itself, which is ours, has called torch."""
+    """The innermost line that is neither linop's, torch's nor Python's, ``file:line``, and its
+    text; empty if the step itself, which is ours, has called torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _STEPS:
         name = frame.f_code.co_filename
