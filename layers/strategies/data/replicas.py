@@ -172,8 +172,8 @@ def check_written(module: Any, workers: int) -> None:
             raise ArgumentError(
                 f"module {name!r} is of {type(one).__name__} with max_norm={one.max_norm}, whose "
                 f"forward changes the rows of its weight that this worker's batch has; without "
-                f"max_norm expected: torch.renorm of the weight after each step is the same on all "
-                f"workers"
+                f"max_norm expected: weight.renorm_({one.norm_type:g}, 0, {one.max_norm:g}) under "
+                f"torch.no_grad() after each step is the same on all workers"
             )
 
 
