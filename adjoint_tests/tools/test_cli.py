@@ -107,7 +107,7 @@ def test_doctor_says_what_is_here(run: Run) -> None:
 def test_doctor_says_how_to_install_what_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extras = {"mpi4py": "mpi", "torch": "torch", "cupy": "cupy", "hypothesis": "test"}
+    extras = {"mpi4py": "mpi", "torch": "torch", "cupy": "cupy", "hypothesis": "testing"}
     for name in (*extras, "matplotlib"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(mpirun, "command", without_mpiexec)

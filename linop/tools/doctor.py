@@ -52,7 +52,7 @@ def examine() -> list[Component]:
         _package("cupy", "cupy", "backend cupy: arrays on GPUs"),
         _gpus(),
         _nccl(),
-        _package("hypothesis", "test", "property-based tests"),
+        _package("hypothesis", "testing", "property-based tests"),
         _package("matplotlib", "plot", "pictures, the demo"),
     ]
     return components
