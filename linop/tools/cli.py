@@ -393,7 +393,8 @@ def demo(
         "linop-demo.png"
     ),
 ) -> None:
-    """Blur a photograph over a 2x2 grid of workers, and restore it, on every backend."""
+    """Blur a photograph over a 2x2 grid of workers, and restore it, in one process, on threads and
+    on ranks."""
     from linop.tools import demo as photo_demo
     from linop.tools import drawing
 
