@@ -14,7 +14,7 @@ import pytest
 
 import linop
 from linop import COPIES, Partition, Region, Space, TensorSpace
-from linop.errors import PlanError
+from linop.errors import ArgumentError, PlanError
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
 from linop.planning.plan import (
@@ -112,6 +112,17 @@ def test_workers_that_wait_for_each_other_are_rejected() -> None:
     linop.verify_plans([late(first), second], swapped())
     with pytest.raises(CycleError, match=r"worker 0 waits for \[1\]; worker 1 waits for \[0\]"):
         linop.verify_plans([late(first), late(second)])
+
+
+def test_the_result_of_an_operator_is_none() -> None:
+    X = TensorSpace((4,), Partition((2,)))
+    result = X.scatter(np.ones(4))
+    with pytest.raises(ArgumentError, match="simulate: expected an operator, given <Vector of 4"):
+        linop.simulate(result)
+    with pytest.raises(ArgumentError, match="verify_plans: expected an operator or plans, given <"):
+        linop.verify_plans(result)
+    with pytest.raises(ArgumentError, match="verify_plans: expected a LoweredPlan, given 1"):
+        linop.verify_plans([1])
 
 
 def test_workers_may_wait_in_turn() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 
 from linop.caching import cached_property
-from linop.errors import UndecidableError
+from linop.errors import ArgumentError, UndecidableError
 from linop.normal_form import entries
 from linop.normal_form.boxes import Table
 from linop.normal_form.maps import Call, Layer, LocalMap, by_worker, layer_blocks, layer_matrix
@@ -265,6 +265,17 @@ class HasStages(Protocol):
     @property
     def stages(self) -> Stages:
         """Its normal form."""
+
+
+def stages_given(what: str, op: object) -> Stages:
+    """The normal form of an operator that a user gave.
+
+    Raises:
+        ArgumentError: it is none, such as the result of one; the message opens with `what`.
+    """
+    if not isinstance(op, HasStages):
+        raise ArgumentError(f"{what}: expected an operator, given {op!r}")
+    return op.stages
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:

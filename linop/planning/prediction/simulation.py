@@ -16,7 +16,7 @@ import numpy.typing as npt
 from linop.errors import SpaceError, expect
 from linop.normal_form.boxes import Ints, totals
 from linop.normal_form.movement import Movement
-from linop.normal_form.stages import HasStages
+from linop.normal_form.stages import HasStages, stages_given
 from linop.planning.network import ASSUMED, Network
 from linop.planning.placement import Placement
 from linop.planning.routing import memory_traffic, messages, routes_by_receiver
@@ -139,7 +139,7 @@ def simulate(
         placement: the machine of each worker; by default all are on one.
 
     Raises:
-        ArgumentError: a worker has no machine.
+        ArgumentError: `op` is no operator; a worker has no machine.
         SpaceError: 2**63 bytes or more are moved.
     """
     return simulated(op, network, placement)
@@ -153,7 +153,7 @@ def simulated(
 ) -> Simulation:
     """As `simulate`; `watch` is called with the times of each movement stage."""
     network = ASSUMED if network is None else expect("network", network, Network)
-    stages = prepared(op.stages, placement)
+    stages = prepared(stages_given("simulate", op), placement)
     workers = np.array(stages.workers, np.int64)
     n = len(workers)
     machines = np.zeros(n, np.int64) if placement is None else placement.of(workers)

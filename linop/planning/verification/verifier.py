@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 
+from linop.errors import ArgumentError, expect
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import HasStages, Stages
@@ -50,13 +51,17 @@ def verify_plans(
         placement: of the workers, for which the plans were made; by default on one machine.
 
     Raises:
+        ArgumentError: neither an operator nor plans are given.
         PlanError: of the subclass of the fault (`linop.planning.verification.plan_errors`); the
             message names worker, stage and step, the expected and the given.
     """
     if isinstance(plans, HasStages):
         op, plans = plans, lower_all(plans.stages, placement)
+    elif not isinstance(plans, Iterable):
+        raise ArgumentError(f"verify_plans: expected an operator or plans, given {plans!r}")
     by_worker: dict[int, LoweredPlan] = {}
     for plan in plans:
+        expect("verify_plans", plan, LoweredPlan)
         if plan.worker in by_worker:
             raise WorkerError(f"two plans for worker {plan.worker}")
         by_worker[plan.worker] = plan
