@@ -64,6 +64,19 @@ def test_offloading(prefetch: int) -> None:
     assert again.activations + again.host < said.activations + said.host
 
 
+def test_windows_of_other_modules() -> None:
+    """An attribute of that name is not always that of `offload`."""
+
+    class Smoothed(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("window", torch.ones(4))
+
+    x = torch.ones(3, 4)
+    plain = estimate(nn.Linear(4, 4), "dp", 1, None, (x,))[0].activations
+    assert estimate(Smoothed(), "dp", 1, None, (x,))[0].activations == plain
+
+
 def test_stages() -> None:
     stages = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)]
     found = estimate(nn.Sequential(*stages), "pp", 2, torch.optim.SGD, (torch.ones(3, 4),))
