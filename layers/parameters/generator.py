@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from linop.backends.together.turns import kept
 
@@ -25,8 +26,9 @@ def initial_seed() -> int:
 
 
 def drawn_seed() -> int:
-    """An int64 of the generator as the program left it."""
-    with _GENERATOR:
+    """An int64 of the generator as the program left it: also where torch's tracers compute shapes
+    alone (`linop.strategies.estimate`)."""
+    with _GENERATOR, unset_fake_temporarily():
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
