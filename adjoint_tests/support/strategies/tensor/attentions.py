@@ -345,14 +345,19 @@ class Opened(nn.Module):
         h = self.up(x)
         if self.way == "glu":
             return self.down(nn.functional.glu(h))
-        where: Any = (7,) if self.way == "indices" else 2
+        if self.way == "own":  # of this worker's tensor
+            where: Any = (h.shape[-1] // 2,)
+        else:
+            where = {"indices": (7,), "from the end": (-7,), "number": torch.tensor(2)}.get(
+                self.way, 2
+            )
         a, b = h.tensor_split(where, dim=-1)
         return self.down(a * b.sigmoid())
 
 
 def opens(backend: Backend) -> None:
     """torch's function of both parts, and other ways to take them."""
-    for way in "glu", "indices", "sections":
+    for way in "glu", "indices", "sections", "from the end", "number", "own":
         twin = drawn(partial(Opened, way))
         plan = {"up": ColwiseParallel(packed=2), "down": RowwiseParallel()}
         net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], plan)
