@@ -75,6 +75,7 @@ def test_tensor_parallel_nets_that_draw_and_offload() -> None:
     plan = {"0": ColwiseParallel(), "3": RowwiseParallel()}
     x = torch.ones(4, 4)
     layers = nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)
+    before = torch.get_rng_state()
     for net in (nn.Sequential(*layers), offload(nn.Sequential(*layers))):
         plain = estimate(net, "dp", 1, None, (x,))[0]
         assert estimate(net, "tp", 1, None, (x,), plan=plan)[0] == plain
@@ -83,6 +84,7 @@ def test_tensor_parallel_nets_that_draw_and_offload() -> None:
             assert half.activations is not None
             both = half.activations + half.host
             assert 0 < both < plain.activations + plain.host and (half.host > 0) == (plain.host > 0)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_windows_of_other_modules() -> None:
