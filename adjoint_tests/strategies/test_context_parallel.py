@@ -234,8 +234,9 @@ class Windowed(nn.Module):
         super().__init__()
         self.sliding_window = window
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(x, x, x, mask, is_causal=mask is None)
 
 
 def test_what_is_not_attention_of_the_whole_sequence_is_refused() -> None:
@@ -264,6 +265,22 @@ def test_what_is_not_attention_of_the_whole_sequence_is_refused() -> None:
         assert cp.parallelize(nn.Sequential(Windowed(None), Windowed(8)))(y).shape == y.shape
 
     linop.launch(main, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_masks_that_say_the_window(workers: int) -> None:
+    def main(backend: Backend) -> None:
+        cp = ContextParallel(Mesh(backend, cp=-1)["cp"])
+        x = normal((1, 2, 9, 4), 1)
+        apart = torch.arange(9).unsqueeze(1) - torch.arange(9)
+        mask = (apart >= 0) & (apart < 3)
+        net = nn.ModuleList([Windowed(3)])
+        wanted = net[0](x, mask)
+        cp.parallelize(net)
+        y = net[0](cp.shard(x, -2), cp.shard(mask, -2))
+        assert (y - cp.shard(wanted, -2)).abs().max() < 1e-12
+
+    linop.launch(main, workers)
 
 
 def test_autocast_of_masks() -> None:

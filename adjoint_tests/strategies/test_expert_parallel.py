@@ -243,6 +243,12 @@ def test_experts_that_weigh_their_input_are_refused() -> None:
     for k in range(60):  # rounding is none of it
         dtype = (torch.float64, torch.float32, torch.bfloat16)[k % 3]
         assert multiplies_by_gates(filled(Stacked(3, 1 + k % 7, 1 + k), k).to(dtype))
+    for value in (torch.nan, torch.inf):  # of memory that has no values yet
+        unfilled = Stacked(3, 4, 5)
+        with torch.no_grad():
+            for p in unfilled.parameters():
+                p.fill_(value)
+        assert multiplies_by_gates(unfilled)
 
     def main(backend: Backend) -> None:
         ep = ExpertParallel(Mesh(backend, ep=-1)["ep"])

@@ -61,3 +61,18 @@ def test_a_world_that_is_no_number(tmp_path: Path) -> None:
     program.write_text("WORLD = 'many'")
     with pytest.raises(ArgumentError, match="'many', a number of ranks expected"):
         world_of(str(program))
+
+
+def test_files_that_say_their_encoding(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_bytes(b"# coding: latin-1\nname = '\xe9'\nWORLD = 3\n")
+    assert world_of(str(program)) == 3
+    program.write_bytes(b"\xef\xbb\xbfWORLD = 3\n")
+    assert world_of(str(program)) == 3
+
+
+def test_a_world_that_is_no_whole_number(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("WORLD = 5 / 2\n")
+    with pytest.raises(ArgumentError, match=r"WORLD is 2\.5, a number of ranks expected"):
+        world_of(str(program))

@@ -51,7 +51,8 @@ class ScaledDotProductAttention(Layer):
         dropout_p, is_causal, scale, enable_gqa, method, zigzag: as of
             `scaled_dot_product_attention`.
         masked: True if calls have a mask.
-        window: tokens that attention of the caller is limited to; longer sequences are refused.
+        window: tokens that attention of the caller is limited to; longer sequences without a mask
+            are refused.
         x_axes: roles of the grid axes; by default axis k splits dimension k.
     """
 
@@ -400,7 +401,8 @@ def scaled_dot_product_attention(
             "ulysses", where the cut of the sequence becomes one of the heads by an all-to-all.
         zigzag: True: each worker has two chunks of the sequence, as
             `linop.strategies.ContextParallel` cuts it.
-        window: tokens that attention of the caller is limited to; longer sequences are refused.
+        window: tokens that attention of the caller is limited to; longer sequences without a mask
+            are refused.
 
     Returns:
         This worker's block of attention, of shape (…, L, features).

@@ -52,11 +52,11 @@ def check(
     own = max(0, d - 3)
     if Q.bounds[:own] != K.bounds[:own]:
         raise PartitionError(f"{name}: the batch of keys is cut differently from that of queries")
-    if settings.window is not None and K.global_shape[-2] > settings.window:
+    if M is None and settings.window is not None and K.global_shape[-2] > settings.window:
         raise PartitionError(
             f"{name}: a sequence of {K.global_shape[-2]} tokens, of which attention takes "
-            f"{settings.window} at a time (sliding_window, or attention_chunk_size); that is not "
-            f"computed in blocks"
+            f"{settings.window} at a time (sliding_window, or attention_chunk_size), without a "
+            f"mask that says so: attn_mask with the columns of all keys expected"
         )
     if M is not None:
         _check_mask(name, Q, K, M)

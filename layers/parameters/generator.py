@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from linop.backends.together.turns import kept
 
@@ -25,9 +26,11 @@ def initial_seed() -> int:
 
 
 def drawn_seed() -> int:
-    """An int64 of the generator as the program left it."""
-    with _GENERATOR:
-        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+    """An int64 of the generator as the program left it; of another one where torch's tracers
+    compute shapes alone (`linop.strategies.estimate`), after which it is as before."""
+    with _GENERATOR, unset_fake_temporarily() as tracer:
+        other = None if tracer is None else torch.Generator()
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=other))
 
 
 def seed_of(text: str) -> int:

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from linop.errors import ArgumentError
-from linop.strategies import checkpoint, estimate, offload
+from linop.strategies import (
+    ColwiseParallel,
+    RowwiseParallel,
+    checkpoint,
+    estimate,
+    offload,
+)
 from support.strategies.memory.estimates import (
     is_estimated,
     net_of,
@@ -62,6 +68,36 @@ def test_offloading(prefetch: int) -> None:
     again = estimate(checkpoint(net, every=2), "dp", 1, None, (x,))[0]
     assert again.activations is not None
     assert again.activations + again.host < said.activations + said.host
+
+
+def test_tensor_parallel_nets_that_draw_and_offload() -> None:
+    """One worker's memory by "tp" is that by "dp"; two have half of what is between the layers."""
+    plan = {"0": ColwiseParallel(), "3": RowwiseParallel()}
+    x = torch.ones(4, 4)
+    layers = nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)
+    before = torch.get_rng_state()
+    for net in (nn.Sequential(*layers), offload(nn.Sequential(*layers))):
+        plain = estimate(net, "dp", 1, None, (x,))[0]
+        assert estimate(net, "tp", 1, None, (x,), plan=plan)[0] == plain
+        assert plain.activations is not None
+        for half in estimate(net, "tp", 2, None, (x,), plan=plan):
+            assert half.activations is not None
+            both = half.activations + half.host
+            assert 0 < both < plain.activations + plain.host and (half.host > 0) == (plain.host > 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_windows_of_other_modules() -> None:
+    """An attribute of that name is not always that of `offload`."""
+
+    class Smoothed(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("window", torch.ones(4))
+
+    x = torch.ones(3, 4)
+    plain = estimate(nn.Linear(4, 4), "dp", 1, None, (x,))[0].activations
+    assert estimate(Smoothed(), "dp", 1, None, (x,))[0].activations == plain
 
 
 def test_stages() -> None:

@@ -97,3 +97,34 @@ def test_numbers_of_the_example() -> None:
                 linop.launch(partial(step, rows=6), 2)
         else:
             assert torch.allclose(linop.launch(partial(step, rows=6), 2)[1], wanted(6))
+
+
+class OfTokens(nn.Module):
+    """A model whose results have a number of its sequences, and none of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)) / x.shape[1])
+
+
+def test_numbers_of_another_dimension() -> None:
+    """The lengths of sequences are numbers, too; that of the batch is free then."""
+    stages = split(OfTokens(), ["second"], torch.ones(2, 3, 4))
+
+    def step(backend: Backend, rows: int, tokens: int) -> Any:
+        pipe = Pipeline(stages, schedules.gpipe(2, 2), nn.MSELoss(reduction="sum"), backend=backend)
+        return pipe.step(torch.ones(rows, tokens, 4), torch.ones(rows, tokens, 2))
+
+    linop.launch(partial(step, rows=6, tokens=3), 2)
+    with pytest.raises(ArgumentError, match="numbers of their dimension 1; micro-batches"):
+        linop.launch(partial(step, rows=4, tokens=5), 2)
+
+
+def test_models_without_values() -> None:
+    """On the meta device shapes alone are compared."""
+    with torch.device("meta"):
+        net, x = Counting(False), torch.ones(2, 4)
+    assert len(split(net, ["second"], x)) == 2

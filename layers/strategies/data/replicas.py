@@ -169,8 +169,9 @@ def check_written(module: Any, workers: int) -> None:
     for name, one in module.named_modules() if workers > 1 else ():
         kinds = torch.nn.Embedding, torch.nn.EmbeddingBag
         if isinstance(one, kinds) and one.max_norm is not None:
+            which = f"module {name!r}" if name else "the module"
             raise ArgumentError(
-                f"module {name!r} is of {type(one).__name__} with max_norm={one.max_norm}, whose "
+                f"{which} is of {type(one).__name__} with max_norm={one.max_norm}, whose "
                 f"forward changes the rows of its weight that this worker's batch has; without "
                 f"max_norm expected: weight.renorm_({one.norm_type:g}, 0, {one.max_norm:g}) under "
                 f"torch.no_grad() after each step is the same on all workers"

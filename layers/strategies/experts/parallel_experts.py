@@ -140,7 +140,7 @@ def experts_of(module: Module) -> int:
 def multiplies_by_gates(module: Any) -> bool:
     """False for experts whose result is not what they make of a token, times its gate, as of those
     that weigh their input. It is asked of one token with two gates; True where that cannot be
-    computed."""
+    computed, or gives no finite numbers, as before values are loaded."""
     parameters = [*module.parameters()]
     like = parameters[0].detach()
     widths = sorted({n for p in parameters if p.ndim == 3 for n in p.shape[1:]})
@@ -155,8 +155,12 @@ def multiplies_by_gates(module: Any) -> bool:
                     one, half = (module(x, first, like.new_full((1, 1), g)) for g in (1.0, 0.5))
             except Exception:  # of whatever the user's module does with another width
                 continue
+            if not (isinstance(one, Tensor) and one.is_floating_point()):
+                continue
+            known = one.isfinite() & half.isfinite()
             least = torch.finfo(one.dtype)
-            return torch.allclose(one * 0.5, half, rtol=4 * least.eps, atol=least.tiny)
+            near = torch.isclose(one * 0.5, half, rtol=4 * least.eps, atol=least.tiny)
+            return bool((near | ~known).all())
     finally:
         for inner, mode in modes.items():
             inner.training = mode

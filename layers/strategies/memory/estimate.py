@@ -22,6 +22,7 @@ from linop.backends.autograd.dtypes import summed_dtype
 from linop.errors import ArgumentError, expect
 from linop.spaces.partition import balanced
 from linop.spaces.region import integer
+from linop.strategies.memory.chain import Offloadable
 from linop.strategies.mesh import Mesh
 from linop.strategies.tensor.parallelize import parallelize_module
 
@@ -312,7 +313,8 @@ def _activations(net: Any, inputs: Any) -> tuple[int | None, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, _itself):
         result = net(*inputs)
-    windows = {id(w): w for m in net.modules() if (w := getattr(m, "window", None)) is not None}
+    lists = (m for m in net.modules() if isinstance(m, Offloadable))
+    windows = {id(one.window): one.window for one in lists if one.window is not None}
     here = sum(x.untyped_storage().nbytes() for x in kept.values())
     here += sum(window.bytes_here for window in windows.values())
     away = sum(window.bytes_away for window in windows.values())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from linop.backends import BoundPlan
 from linop.backends.autograd.ports import Port
@@ -40,7 +41,7 @@ class Mover:
 
     def out(self, here: Tensor) -> Move | NoMove:
         """Start O of a contiguous tensor of bytes, which must not change before the end."""
-        if here.is_meta:
+        if here.is_meta or isinstance(here, FakeTensor):
             return NoMove(torch.empty_like(here))
         return Move(self, self._way(here.numel()), here)
 

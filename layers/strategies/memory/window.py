@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -273,8 +274,14 @@ def _unpacked(saved: Any) -> Tensor:
 
 
 def _plain(x: Tensor) -> bool:
-    """True for a tensor that its storage, dtype and strides describe."""
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_conj() and not x.is_neg()
+    """True for a tensor that its storage, dtype and strides describe; also for one without values,
+    whose bytes `linop.strategies.estimate` asks for, and not one of a graph that torch makes."""
+    kind = type(x)
+    if kind is FakeTensor:
+        known = not torch.compiler.is_compiling()
+    else:
+        known = kind is torch.Tensor or kind is torch.nn.Parameter
+    return known and not x.is_conj() and not x.is_neg()
 
 
 def _extent(x: Tensor) -> tuple[int, int]:

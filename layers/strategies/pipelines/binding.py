@@ -351,7 +351,9 @@ class Tracer:
                 return None, ({}, ())
             try:
                 if not self._plan.graph.sources[s]:
-                    check_shapes(self._stages[s].module, [X.shape for X in sources])
+                    grid, worker = self._plan.grid(s), self._plan.worker
+                    blocks = [X.on(grid).block(worker) for X in sources]
+                    check_shapes(self._stages[s].module, blocks)
                 with within(tracing.parts[s], tracing.backend):
                     forms, found = self._probe(s, form, sources)
             except Exception as error:

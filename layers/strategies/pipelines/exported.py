@@ -29,11 +29,11 @@ class Stages(list[Module]):
 
     Attributes:
         edges: triples (a, b, k): stage b takes the k-th output of stage a.
-        bound: True if numbers of the example's lengths are in the graphs.
+        bound: dimensions whose lengths in the example are numbers in the graphs.
     """
 
     edges: list[tuple[int, int, int]]
-    bound: bool = False
+    bound: Sequence[int] = ()
 
 
 def stages_of(cut: Any, model: Module) -> Stages:

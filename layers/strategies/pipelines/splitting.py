@@ -22,7 +22,8 @@ from linop.strategies.pipelines.exported_state import complete
 _MARK = "_linop_piece"
 """Attribute of modules that `split` cut off."""
 _BOUND = "_linop_bound"
-"""Of a first stage that computes for inputs of these shapes alone."""
+"""Of a first stage: dimensions whose lengths in an example are numbers in the graphs, and its
+shapes."""
 _EXPORTS = threading.Lock()
 """torch exports one module at a time; workers may be threads."""
 
@@ -91,14 +92,23 @@ def check_shapes(module: Module, shapes: Sequence[Sequence[int]]) -> None:
         ArgumentError: its module has numbers of the lengths that it was exported for.
     """
     inner = unwrapped(module)
-    known = getattr(inner, _BOUND, getattr(inner, "meta", {}).get(_BOUND))
-    given = tuple(sorted(map(tuple, shapes)))
-    if known is not None and known != given:
+    found = getattr(inner, _BOUND, getattr(inner, "meta", {}).get(_BOUND))
+    if found is None:
+        return
+    dims, known = found
+    given = sorted(map(tuple, shapes))
+    if _lengths(known, dims) != _lengths(given, dims):
+        some = f"dimension{'s'[: len(dims) > 1]} {', '.join(map(str, dims))}"
         raise ArgumentError(
-            f"split: the model was exported for an example of shapes {[*known]}, and computes with "
-            f"numbers of these; micro-batches of {[*given]} given: give all of them one size, and "
-            f"an example of that to split"
+            f"split: the model was exported for an example of shapes {known}, and computes with "
+            f"numbers of their {some}; micro-batches of {given} given: give all of them one size, "
+            f"and an example of that to split"
         )
+
+
+def _lengths(shapes: Sequence[Sequence[int]], dims: Sequence[int]) -> list[tuple[int, ...]]:
+    """Lengths of some dimensions."""
+    return sorted(tuple(shape[d] for d in dims if d < len(shape)) for shape in shapes)
 
 
 class _Example(NamedTuple):
@@ -142,10 +152,10 @@ def _split_exported(model: Module, names: Sequence[str], example: _Example) -> S
         )
     stages = in_both_modes(given, other, model)
     complete([graph_of(stage) for stage in stages], model)
-    if any(getattr(one, "bound", False) for one in (given, other)):
-        shapes = tuple(sorted(tuple(x.shape) for x in example.tensors))
-        setattr(stages[0], _BOUND, shapes)
-        getattr(stages[0], "meta", {})[_BOUND] = shapes
+    if dims := sorted({d for one in (given, other) for d in getattr(one, "bound", ())}):
+        bound = dims, sorted(tuple(x.shape) for x in example.tensors)
+        setattr(stages[0], _BOUND, bound)
+        getattr(stages[0], "meta", {})[_BOUND] = bound
     return stages
 
 
@@ -166,7 +176,7 @@ def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = dict.fromkeys(names, SplitPoint.BEGINNING)
-    other = None if model.training else _with_more_rows(model, example)  # torch changes the model
+    others = [] if model.training else [*_longer(model, example)]  # torch changes the model
     try:
         cut = pipeline(model, *example, split_spec=begins)
     except Exception as error:
@@ -175,32 +185,39 @@ def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
         raise ArgumentError(
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
         )
-    bound = other is not None and not _computes(cut, *other)
+    bound = [dim for dim, other, wanted in others if not _computes(cut, other, wanted)]
     stages = stages_of(cut, model)
     stages.bound = bound
     return stages
 
 
-def _with_more_rows(model: Module, example: _Example) -> tuple[_Example, Any] | None:
-    """An example of one row more, and the model's results for it; None if there are none."""
-    rows = next((len(x) for x in example.tensors if x.ndim), 0)
+def _longer(model: Module, example: _Example) -> Iterator[tuple[int, _Example, Any]]:
+    """Dimensions, an example that is one longer there, and the model's results for it, where it
+    has some: tensors are longer that are as long as the first one."""
+    # On a GPU an index beyond a table, as of positions, is no exception, but ends the process.
+    most = None if all(x.device.type in ("cpu", "meta") for x in example.tensors) else 1
+    for dim in range(max((x.ndim for x in example.tensors), default=0))[:most]:
+        long = next(x.shape[dim] for x in example.tensors if x.ndim > dim)
 
-    def more(x: Any) -> Any:
-        there = isinstance(x, torch.Tensor) and x.ndim and len(x) == rows
-        return torch.cat([x, x[:1]]) if there else x
+        def longer(x: Any, dim: int = dim, long: int = long) -> Any:
+            there = isinstance(x, torch.Tensor) and x.ndim > dim and x.shape[dim] == long
+            return torch.cat([x, x.narrow(dim, 0, 1)], dim) if there else x
 
-    positional = tuple(map(more, example.positional))
-    other = _Example(positional, {name: more(x) for name, x in example.named.items()})
-    try:
-        with torch.no_grad():
-            return (other, model(*other.positional, **other.named)) if rows else None
-    except Exception:  # of whatever the user's module does
-        return None
+        if not long:
+            continue
+        named = {name: longer(x) for name, x in example.named.items()}
+        other = _Example(tuple(map(longer, example.positional)), named)
+        try:
+            with torch.no_grad():
+                wanted = model(*other.positional, **other.named)
+        except Exception:  # of whatever the user's module does
+            continue
+        yield dim, other, wanted
 
 
 def _computes(cut: Module, example: _Example, wanted: Any) -> bool:
     """True if a module that torch exported computes these results, for other sizes than those that
-    it was exported for."""
+    it was exported for; of tensors without values, if it computes their shapes."""
     try:
         with torch.no_grad():
             found = tree_leaves(cut(*example.positional, **example.named))
@@ -208,7 +225,8 @@ def _computes(cut: Module, example: _Example, wanted: Any) -> bool:
         return False
     pairs = zip(found, tree_leaves(wanted), strict=False)
     return all(
-        a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True)
+        a.shape == b.shape
+        and (a.is_meta or b.is_meta or torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True))
         for a, b in pairs
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     )

@@ -179,8 +179,14 @@ def _tensor_split(x: Packed, indices_or_sections: Any = None, dim: int = 0, **na
     given = named.get("indices", named.get("sections", indices_or_sections))
     if not _is_last(x, dim):
         _other(x, dim, "tensor_split")
-    whole = sum(_widths(x))
-    ends = [*given] if not isinstance(given, int) else [*accumulate(balanced(whole, given))][:-1]
+    given = given.tolist() if isinstance(given, torch.Tensor) else given
+    parts, whole = {*accumulate(_widths(x), initial=0)}, sum(_widths(x))
+    if isinstance(given, int):
+        given = [*accumulate(balanced(whole, given))][:-1]
+    ends = [n + whole if n < 0 else n for n in given]
+    if not parts.issuperset(ends):  # numbers of this worker's tensor
+        whole = x.shape[-1]
+        ends = [n + whole if n < 0 else n for n in given]
     return tuple(_between(x, a, b) for a, b in pairwise([0, *ends, whole]))
 
 

@@ -95,10 +95,10 @@ class Types(TorchFunctionMode):
             self._layouts[tensor] = layout
 
     def left(self) -> Any:
-        """Layouts of split tensors without a graph, for other calls that are given them."""
+        """Layouts of split tensors that are still there, for other calls that are given them."""
         found = WeakTensorKeyDictionary()
         for x, layout in self._layouts.items():
-            if isinstance(layout, Cut) and x.grad_fn is None:
+            if isinstance(layout, Cut):
                 found[x] = layout
         return found
 

@@ -345,14 +345,19 @@ class Opened(nn.Module):
         h = self.up(x)
         if self.way == "glu":
             return self.down(nn.functional.glu(h))
-        where: Any = (7,) if self.way == "indices" else 2
+        if self.way == "own":  # of this worker's tensor
+            where: Any = (h.shape[-1] // 2,)
+        else:
+            where = {"indices": (7,), "from the end": (-7,), "number": torch.tensor(2)}.get(
+                self.way, 2
+            )
         a, b = h.tensor_split(where, dim=-1)
         return self.down(a * b.sigmoid())
 
 
 def opens(backend: Backend) -> None:
     """torch's function of both parts, and other ways to take them."""
-    for way in "glu", "indices", "sections":
+    for way in "glu", "indices", "sections", "from the end", "number", "own":
         twin = drawn(partial(Opened, way))
         plan = {"up": ColwiseParallel(packed=2), "down": RowwiseParallel()}
         net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], plan)
@@ -395,7 +400,7 @@ class Generating(nn.Module):
 
 def generates(backend: Backend) -> None:
     """Token by token with a cache, of which the calls of a second text are known up to some length
-    and new behind it; and trained without."""
+    and new behind it; and trained without, and through a cache."""
     twin = drawn(Generating)
     heads = {"[qkv]": ColwiseParallel(heads=6), "o": RowwiseParallel(heads=6)}
     net = parallelize_module(copy.deepcopy(twin), Mesh(backend, tp=-1)["tp"], heads)
@@ -413,3 +418,11 @@ def generates(backend: Backend) -> None:
     for one in (net, twin):
         one(x, every).square().sum().backward()
     assert net.o.bias is None or (net.o.bias.grad - twin.o.bias.grad).abs().max() < 1e-10
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    for one, mine in zip((net, twin), given, strict=True):
+        cache, total = Cache(), x.new_zeros(())
+        for a, b in (0, 4), (4, 9):
+            total = total + one(mine[:, a:b], every[a:b], cache).square().sum()
+        total.backward()
+    ours, theirs = (one.grad for one in given)
+    assert ours is not None and theirs is not None and (ours - theirs).abs().max() < 1e-10

@@ -38,7 +38,7 @@ def pair_of(target: str) -> Parts | None:
         ArgumentError: a function is missing, or a form is unknown. Exceptions of the file.
     """
     path, name = programs.parsed(target)
-    if "adjoint" not in path.read_text():
+    if b"adjoint" not in path.read_bytes():
         return None
     found: Any = programs.imported(path)
     if name:

@@ -122,7 +122,7 @@ def world_of(target: str) -> int | None:
     if there is none. The file is run only if that is no plain number in it."""
     path, name = parsed(target)
     try:
-        tree = ast.parse(path.read_text(), str(path))
+        tree = ast.parse(path.read_bytes(), str(path))  # which say their encoding
     except SyntaxError as error:
         raise ArgumentError(f"{path}: line {error.lineno}: {error.msg}") from None
     bound = [node for node in _at_once(tree) if _binds_world(node)]
@@ -143,8 +143,11 @@ def world_of(target: str) -> int | None:
     else:
         world = getattr(_imported_here(path), "WORLD", None) if bound else None
     try:
-        return None if world is None else int(world)
-    except (TypeError, ValueError):
+        number = None if world is None else int(world)
+        if number != world and not isinstance(world, str):
+            raise ValueError
+        return number
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{target}: WORLD is {world!r}, a number of ranks expected") from None
 
 
