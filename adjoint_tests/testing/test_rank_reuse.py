@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from linop.errors import DeadlockError, communication, has_interrupted, interrupt
-from linop.testing.workers.jobs import job
+from linop.testing.workers.jobs import PersistentJob
 from linop.testing.workers.rank import verdict
 from support.requirements import needs_mpi
 from support.spmd import rank_failures
 
 
-def unusable(failure: Any, *arguments: Any) -> set[int]:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[PersistentJob]:
+    """Two ranks, of which one may answer long after the other has failed."""
+    ranks = PersistentJob(2, grace=20.0)
+    yield ranks
+    ranks.close()
+
+
+def unusable(pair: PersistentJob, failure: Any, *arguments: Any) -> set[int]:
     """The ranks, of two, that take no other example; all that failed are asked."""
-    outcome = job(2).ask(failure.__name__, failure, arguments)
+    outcome = pair.ask(failure.__name__, failure, arguments)
     assert outcome.complete, outcome.report()
     failed = {rank for rank, one in outcome.answers.items() if one and one.kind == "failed"}
     assert failed, "nothing failed"
@@ -49,13 +58,15 @@ ON_COMM = {
 
 @needs_mpi
 @pytest.mark.parametrize("name", [*ON_BACKEND, *ON_COMM])
-def test_a_rank_is_reused_unless_communication_was_interrupted(name: str) -> None:
+def test_a_rank_is_reused_unless_communication_was_interrupted(
+    name: str, pair: PersistentJob
+) -> None:
     if name in ON_COMM:
         failure, arguments, wanted = ON_COMM[name]
-        assert unusable(failure, *arguments) == wanted
+        assert unusable(pair, failure, *arguments) == wanted
     else:
         failure, arguments, wanted = ON_BACKEND[name]
-        assert unusable(rank_failures.on_backend, failure, *arguments) == wanted
+        assert unusable(pair, rank_failures.on_backend, failure, *arguments) == wanted
 
 
 def test_an_exception_of_any_class_can_interrupt() -> None:
