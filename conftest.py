@@ -8,7 +8,7 @@ from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     filenames=["README.md"],
-    patterns=["docs/*.md", "docs/coming_from/*.md"],
+    patterns=["docs/*.md", "docs/coming_from/*.md", "docs/api/*.md"],
     setup=lambda names: names.update(
         lacks_torch=find_spec("torch") is None,
         lacks_models=not all(map(find_spec, ("torch", "torchvision", "transformers"))),

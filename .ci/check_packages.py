@@ -99,6 +99,7 @@ def check_installed(archive: Path, version: str) -> None:
         if said.split() != ["linop", version]:
             sys.exit(f"{archive.name} was installed, but linop --version says {said}")
         run(binaries / "linop", "doctor", cwd=home)
+        run(binaries / "linop", "explain", "ShapeError", cwd=home)  # a page of docs/
         (home / "program.py").write_text(PROGRAM, encoding="utf-8")
         run(binaries / "python", "program.py", cwd=home)
 

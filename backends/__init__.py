@@ -73,13 +73,26 @@ def get(name: str, **options: Any) -> Backend:
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.
             BackendError: it needs a GPU, and there is none.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> for name in ("reference", "threads"):
+        ...     plan = (3 * linop.identity(X)).compile(linop.backends.get(name))
+        ...     print(plan.backend.name, X.gather(plan(X.scatter(np.ones(4)))).tolist())
+        reference [3.0, 3.0, 3.0, 3.0]
+        threads [3.0, 3.0, 3.0, 3.0]
     """
     backend: Backend = _module(name).get(**options)
     return backend
 
 
 def names() -> list[str]:
-    """Names of all backends: linop's own, then those of other packages."""
+    """Names of all backends: linop's own, then those of other packages.
+
+    Example:
+        >>> {"reference", "threads", "mpi", "cupy", "torch"} <= {*linop.backends.names()}
+        True
+    """
     return extensions.names(extensions.BACKENDS, BACKENDS)
 
 
@@ -105,19 +118,35 @@ def launch(
 
     Raises:
         ArgumentError: `workers` is below 1, or the name is unknown. BackendError: there are fewer
-            processes than workers; or a backend over MPI is asked for under ``torchrun``, or
-            ``srun`` started several tasks without MPI, where each process would run the whole
-            program. Exceptions of `main` are passed on. Under
-            ``mpiexec`` and ``torchrun`` an uncaught exception or a nonzero exit status ends the
-            whole job.
+            processes than workers; the backend runs no programs; or a backend over MPI is asked for
+            under ``torchrun``, or ``srun`` started several tasks without MPI, where each process
+            would run the whole program: then one worker may be asked for, or
+            ``backend="threads"``. Exceptions of `main` are passed on. Under ``mpiexec`` and
+            ``torchrun`` an uncaught exception or a nonzero exit status ends the whole job.
+
+    Example:
+        The sum of the workers' arrays, on each. Under ``mpiexec -n 3`` the workers are ranks:
+
+        >>> X = linop.TensorSpace((1,), linop.Partition((3,)), axes=[linop.COPIES])
+        >>> def program(backend):
+        ...     plan = linop.all_reduce(X).compile(backend)
+        ...     return plan(np.full(1, 1.0 + backend.worker)).tolist()
+        >>> linop.launch(program, workers=3)
+        [[6.0], [6.0], [6.0]]
     """
     if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
     name = backend or _name()
     if name in RANKS:
         _check_launcher(name)
-    if backend is None and workers is None:
-        _check_slurm(name)
+    if backend is None and workers != 1:
+        _check_slurm(name, workers)
+    module = _module(name)
+    if not hasattr(module, "launch"):
+        raise BackendError(
+            f"launch: backend {name!r} runs no programs: {module.__name__} has no launch(main, "
+            f"workers). Its plans are called here: op.compile(linop.backends.get({name!r}))"
+        )
 
     def work(backend: Worker) -> Any:
         try:
@@ -127,14 +156,23 @@ def launch(
             # A thread's backend ends with its program; a rank's with its communicator.
             backend.ended = name not in PROCESSES
 
-    results: list[Any] = _module(name).launch(work, workers, **options)
+    results: list[Any] = module.launch(work, workers, **options)
     return results
 
 
 def current() -> Backend:
     """The backend that this thread uses: inside `launch` the one passed to `main`; inside `use` its
     argument; otherwise that of all ranks under ``mpiexec`` or ``torchrun``, else ``threads`` with
-    all workers in this process."""
+    all workers in this process.
+
+    Example:
+        Functions of a program find its backend, without an argument:
+
+        >>> def program(backend):
+        ...     return linop.backends.current() is backend
+        >>> linop.launch(program, workers=2)
+        [True, True]
+    """
     return _HERE.backend or _default()
 
 
@@ -149,7 +187,13 @@ def alone() -> Backend:
 @contextmanager
 def use(backend: Backend) -> Iterator[None]:
     """Make a backend the `current` one inside ``with use(backend):``. Layers built there have its
-    workers, such as the ranks of a communicator smaller than COMM_WORLD."""
+    workers, such as the ranks of a communicator smaller than COMM_WORLD.
+
+    Example:
+        >>> with linop.backends.use(linop.backends.get("reference")):
+        ...     print(linop.backends.current().name)
+        reference
+    """
     before = _HERE.backend
     _HERE.backend = backend
     try:
@@ -212,8 +256,11 @@ def _check_launcher(name: str) -> None:
         )
 
 
-def _check_slurm(name: str) -> None:
+def _check_slurm(name: str, workers: int | None) -> None:
     """Check that Slurm's tasks are one job.
+
+    Args:
+        workers: how many are asked for, of all tasks together.
 
     Raises:
         BackendError: ``srun`` started this process as one of several, without the PMI that its MPI
@@ -222,9 +269,11 @@ def _check_slurm(name: str) -> None:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if name == "threads" and tasks != "1" and "SLURM_PROCID" in os.environ and not _marks():
         raise BackendError(
-            f"launch: srun started {tasks} tasks without MPI: each would run the whole program. "
-            f"Start it with srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or mpiexec inside "
-            f"the allocation; or ask for workers=1 in each"
+            f"launch: srun started {tasks} tasks without MPI: each would run the whole program"
+            + ("" if workers is None else f", on {workers} threads")
+            + ". Start it with srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or mpiexec "
+            "inside the allocation; or ask for workers=1 in each, or for threads in each: "
+            f"backend='threads', workers={workers or 1}"
         )
 
 

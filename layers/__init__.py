@@ -17,7 +17,7 @@ from linop.layers.convolutions.conv import (
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
 from linop.layers.experts.mixture import MixtureOfExperts
-from linop.layers.layer import Layer, zero_volume_tensor
+from linop.layers.layer import Layer
 from linop.layers.linear import Linear
 from linop.layers.losses.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.losses.ctc import CTCLoss
@@ -130,6 +130,7 @@ from linop.layers.spectral import SpectralConv
 from linop.layers.state.checkpoint import Saving, load, save, save_async
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.state.state import gather_state, scatter_state
+from linop.layers.zero_volume import zero_volume_tensor
 
 __all__ = [
     "GLU",

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
-from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.moments import log_softmax, wide
 from linop.layers.norms.norm import Norm
+from linop.layers.zero_volume import empty_block, zero_volume_result
 from linop.normal_form.matching import Segment
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, Axis
@@ -31,9 +32,16 @@ class Softmax(Layer):
 
     Raises:
         ShapeError: from a call, the input has no such dimension; on every worker.
-    """
 
-    traceable = True
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[0.0, 200.0, 0.0, 0.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.Softmax(P, dim=1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]  # the largest of all is on worker 0
+        [[0.0, 1.0], [0.0, 0.0]]
+        >>> torch.nn.Softmax(dim=1)(whole).flatten().tolist()
+        [0.0, 1.0, 0.0, 0.0]
+    """
 
     function = "softmax"
     """torch's function of the same values."""
@@ -82,9 +90,20 @@ class Softmax(Layer):
 
 
 class LogSoftmax(Softmax):
-    __doc__ = Softmax.__doc__ and Softmax.__doc__.replace(
-        "Exponentials divided by their sum", "Logarithms of exponentials divided by their sum"
-    )
+    """Logarithms of exponentials divided by their sum along a dimension, which may be split: then
+    workers exchange the largest element of their block, and the sum of the exponentials beside it.
+    Arguments and errors as for `Softmax`.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[0.0, 200.0, 0.0, 100.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.LogSoftmax(P, dim=1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[-200.0, 0.0], [-200.0, -100.0]]
+        >>> torch.nn.LogSoftmax(dim=1)(whole).flatten().tolist()
+        [-200.0, 0.0, -200.0, -100.0]
+    """
+
     function = "log_softmax"
 
     def finish(self, logarithms: Tensor) -> Tensor:
@@ -92,9 +111,20 @@ class LogSoftmax(Softmax):
 
 
 class Softmin(Softmax):
-    __doc__ = Softmax.__doc__ and Softmax.__doc__.replace(
-        "Exponentials divided", "Exponentials of the negative elements divided"
-    )
+    """Exponentials of the negative elements divided by their sum along a dimension, which may be
+    split: then workers exchange the smallest element of their block, and the sum of the
+    exponentials beside it. Arguments and errors as for `Softmax`.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[0.0, -200.0, 0.0, 0.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.Softmin(P, dim=1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 1.0], [0.0, 0.0]]
+        >>> torch.nn.Softmin(dim=1)(whole).flatten().tolist()
+        [0.0, 1.0, 0.0, 0.0]
+    """
+
     function = "softmin"
 
     def signed(self, x: Tensor) -> Tensor:
@@ -109,6 +139,15 @@ class Softmax2d(Softmax):
 
     Raises:
         ShapeError: from a call, the input has no four dimensions; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([0.0, 200.0]).view(1, 2, 1, 1)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.Softmax2d(P)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0], [1.0]]
+        >>> torch.nn.Softmax2d()(whole).flatten().tolist()
+        [0.0, 1.0]
     """
 
     def __init__(self, P_x: Partition) -> None:
@@ -133,9 +172,16 @@ class GLU(Layer):
     Raises:
         ShapeError: from a call, the input has no such dimension, or one of odd length; on every
             worker.
-    """
 
-    traceable = True
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[2.0, 4.0, 0.0, 0.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.GLU(P)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]  # the gates, 1/2, come from worker 1
+        [[1.0], [2.0]]
+        >>> torch.nn.GLU()(whole).flatten().tolist()
+        [1.0, 2.0]
+    """
 
     def __init__(self, P_x: Partition, dim: int = -1) -> None:
         super().__init__([P_x], P_x)
@@ -178,9 +224,16 @@ class PReLU(Norm):
 
     Raises:
         ShapeError: from a call, the input has another number of channels; on every worker.
-    """
 
-    traceable = True
+    Example:
+        >>> P, whole = linop.Partition((2,)), torch.tensor([-4.0, 4.0, -8.0, 8.0])
+        >>> x = whole.chunk(2, dim=0)
+        >>> parts = linop.launch(lambda b: layers.PReLU(P)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[-1.0, 4.0], [-2.0, 8.0]]
+        >>> torch.nn.PReLU()(whole).flatten().tolist()
+        [-1.0, 4.0, -2.0, 8.0]
+    """
 
     def __init__(
         self,

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.real_calls import really
 from linop.backends.autograd.recompute import run
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import first_of_process
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
@@ -46,6 +48,16 @@ class Dropout(Layer):
 
     Raises:
         ArgumentError: p is no probability.
+
+    Example:
+        >>> x = torch.ones(6)
+        >>> def main(backend):
+        ...     torch.manual_seed(0)
+        ...     P = linop.Partition((backend.workers,))
+        ...     return layers.Dropout(P, p=0.5)(x.chunk(backend.workers)[backend.worker])
+        >>> one, two = (torch.cat(linop.launch(main, workers=n)) for n in (1, 2))
+        >>> torch.equal(one, two), set(one.tolist()) <= {0.0, 2.0}
+        (True, True)
     """
 
     dims: int | None = None
@@ -84,7 +96,7 @@ class Dropout(Layer):
         where = X.slices(self.worker) if inside else ()
 
         def dropped(x: Tensor) -> Tensor:
-            seed = self._seed() if self.training and self.p else None
+            seed = self.drawn_seed() if self.training and self.p else None
             if not inside:
                 return zero_volume_result(X, x)
             if seed is None:
@@ -95,16 +107,19 @@ class Dropout(Layer):
 
         return dropped
 
-    def _seed(self) -> Tensor | None:
-        """Seed that worker 0 draws: an int64 on all workers of the input, None on others.
+    def drawn_seed(self) -> Tensor:
+        """Seed that worker 0 draws: an int64 on all workers of the input, no number on others.
         Collective."""
+        there = self.worker in self.inputs[0]
+        (seed,) = really(self, self._seed, [((1,) if there else (0,), torch.int64)])
+        return seed
+
+    def _seed(self) -> Sequence[Tensor]:
         # All workers have agreed on this call, so none of them seeds the generator meanwhile.
         drawn = torch.empty(1, dtype=torch.int64)
         if self._draws:
             drawn.random_()
-        seed: Tensor | None
-        (seed,) = run(bridge_of(self._send, self.backend), [drawn if self.worker == 0 else None])
-        return seed
+        return run(bridge_of(self._send, self.backend), [drawn if self.worker == 0 else None])
 
     def extra_repr(self) -> str:
         return f"{self.inputs[0]}, p={self.p}, inplace={self.inplace}"
@@ -159,12 +174,36 @@ class _Channels(Dropout):
 
 
 class Dropout1d(_Channels):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.ones(1, 8, 6).chunk(2, dim=2)
+        >>> one, other = linop.launch(lambda b: layers.Dropout1d(P)(x[b.worker]), workers=2)
+        >>> torch.equal(one, other)  # both workers have zeros in the same channels
+        True
+    """
+
     ndim = 3
 
 
 class Dropout2d(_Channels):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.ones(1, 8, 6, 2).chunk(2, dim=2)
+        >>> one, other = linop.launch(lambda b: layers.Dropout2d(P)(x[b.worker]), workers=2)
+        >>> torch.equal(one, other)  # both workers have zeros in the same channels
+        True
+    """
+
     ndim = 4
 
 
 class Dropout3d(_Channels):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.ones(1, 8, 6, 2, 2).chunk(2, dim=2)
+        >>> one, other = linop.launch(lambda b: layers.Dropout3d(P)(x[b.worker]), workers=2)
+        >>> torch.equal(one, other)  # both workers have zeros in the same channels
+        True
+    """
+
     ndim = 5

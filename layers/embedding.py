@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.real_calls import by_autograd, is_tracing, really
 from linop.errors import ArgumentError, DTypeError, PartitionError, expect
-from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.linear import dense_axes
 from linop.layers.parameters.weights import drawn, hold
+from linop.layers.zero_volume import empty_block, zero_volume_result
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, Axis
@@ -29,8 +31,9 @@ class Embedding(Layer):
     Args:
         P_x: the partition of the indices, an int64 tensor of any shape; grid axis k splits
             dimension k.
-        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,
-            device, dtype: as in torch.nn. Sparse gradients are those of a worker's block.
+        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type: as in torch.nn.
+        scale_grad_by_freq, device, dtype: as in torch.nn.
+        sparse: as in torch.nn; gradients are those of a worker's block.
         P_y: the partition of the output, of shape (…, embedding_dim); by default `P_x`. A grid of
             two axes splits the first and the last dimension, as for `Linear`; any other, axis k
             dimension k.
@@ -43,8 +46,18 @@ class Embedding(Layer):
             not support; or padding_idx is no row.
         SubsetError: from a call, an index is out of range; on every worker, before anything is
             sent. It is an IndexError.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([3, 0]).chunk(2)
+        >>> def main(backend):
+        ...     table = layers.Embedding(P, 4, 2)  # two rows on each worker
+        ...     layers.initialize(table, "weight", lambda w: w.copy_(torch.arange(8.0).view(4, 2)))
+        ...     return table(x[backend.worker]).tolist()
+        >>> linop.launch(main, workers=2)  # rows 3 and 0, each from the other worker
+        [[[6.0, 7.0]], [[0.0, 1.0]]]
     """
 
+    checks_values = True
     floating = False
     partitions_once = ("P_y", "P_W")
     weight: Tensor | None
@@ -122,34 +135,82 @@ class Embedding(Layer):
         mine = found.local_shape(self.worker)
         rows = self.spaces["weight"].slices(self.worker)[0]
 
+        # In graphs, where shapes do not depend on values, these run with values.
+        def renormalised(weight: Tensor, x: Tensor) -> Sequence[Tensor]:
+            table = weight.clone()
+            rows_of_block(x, table, rows.start, None, self.max_norm, self.norm_type)
+            return [table]
+
+        def sparse_rows(weight: Tensor, x: Tensor) -> Sequence[Tensor]:
+            return [rows_of_block(x, weight, rows.start, self.padding_idx, sparse=True)]
+
         def looked_up(x: Tensor) -> Tensor:
             x = spread(x)
             assert self.weight is not None
             if 0 in mine or 0 in self.weight.shape:
                 return summed(empty_block(mine, self.weight))
-            here = (rows.start <= x) & (x < rows.stop)
-            found = self._rows(x[here] - rows.start, rows)
-            return summed(found.new_zeros(mine).index_put((here,), found))
+            if is_tracing() and (self.max_norm is not None or self.sparse):
+                return summed(self._traced_rows(x, renormalised, sparse_rows))
+            options = self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+            return summed(rows_of_block(x, self.weight, rows.start, self.padding_idx, *options))
 
         return looked_up
 
-    def _rows(self, x: Tensor, rows: slice) -> Tensor:
-        assert self.weight is not None
-        padding = self.padding_idx
-        if padding is not None:
-            padding = padding - rows.start if rows.start <= padding < rows.stop else None
-        return torch.nn.functional.embedding(
-            x,
-            self.weight,
-            padding,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
-        )
+    def _traced_rows(self, x: Tensor, renormalised: Any, sparse_rows: Any) -> Tensor:
+        """Rows of this worker's block in a graph, by functions of the block and indices."""
+        weight = self.weight
+        assert weight is not None
+        form = tuple(map(int, weight.shape)), weight.dtype
+        if self.max_norm is not None:
+            with torch.no_grad():
+                block = weight.detach()
+                block.copy_(really(self, renormalised, [form], block, x)[0])
+        start = self.spaces["weight"].slices(self.worker)[0].start
+        if not self.sparse:
+            plain = None, 2.0, self.scale_grad_by_freq
+            return rows_of_block(x, weight, start, self.padding_idx, *plain)
+        of_rows = (*map(int, x.shape), form[0][1]), weight.dtype
+        derivative = by_autograd(sparse_rows), [(*form, torch.sparse_coo)]
+        return really(self, sparse_rows, [of_rows], weight, x, derivative=derivative)[0]
 
     def extra_repr(self) -> str:
         return (
             f"{self.inputs[0]} → {self.P_W} → {self.output}, {self.num_embeddings}, "
             f"{self.embedding_dim}, padding_idx={self.padding_idx}"
         )
+
+
+def rows_of_block(
+    x: Tensor,
+    weight: Tensor,
+    start: int,
+    padding: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    by_frequency: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Rows of a table by their indices, of shape (*x.shape, features), as by
+    `torch.nn.functional.embedding`: of a block of rows, and zeros for all others.
+
+    Args:
+        x: indices into the whole table.
+        weight: the block, of one row at least.
+        start: index of its first row.
+        padding: of the whole table.
+    """
+    count = len(weight)
+    here = (start <= x) & (x < start + count)
+    if padding is not None:
+        padding = padding - start if start <= padding < start + count else None
+    lookup = torch.nn.functional.embedding
+    if not is_tracing():
+        found = lookup(x[here] - start, weight, padding, max_norm, norm_type, by_frequency, sparse)
+        return found.new_zeros((*x.shape, weight.shape[1])).index_put((here,), found)
+    # In graphs shapes do not depend on values: others are a row that is not used.
+    other = 0
+    if by_frequency:  # which counts them
+        other, weight = count, torch.cat([weight, weight.new_zeros((1, weight.shape[1]))])
+    at = torch.where(here, x - start, other)
+    found = lookup(at, weight, padding, None, 2.0, by_frequency)
+    return torch.where(here.unsqueeze(-1), found, 0)

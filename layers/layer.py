@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import cleandoc
 from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
-from linop.backends.autograd.functions import add_dependency, apply, is_traced
+from linop.backends.autograd.functions import apply, is_traced
 from linop.backends.autograd.recompute import is_replaying
 from linop.backends.together.recorder import namers
 from linop.errors import (
@@ -58,6 +59,7 @@ from linop.layers.parameters.partial_states import (
 )
 from linop.layers.parameters.torch_guards import unfit_parametrization
 from linop.layers.traceable import Traceable
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
@@ -123,6 +125,15 @@ class Layer(Traceable):
     Raises:
         LinopError: from a call, a tensor is of the wrong kind, device, layout, dtype or shape on
             one of the workers, or blocks do not make up a tensor; on every worker.
+
+    Example:
+        >>> class Sorted(layers.Layer):  # the whole, sorted, on every worker
+        ...     def bind(self, X):
+        ...         gather = self.moved(linop.all_gather, X, None, linop.REPLICATED)
+        ...         return lambda x: gather(x).sort().values
+        >>> P, x = linop.Partition((2,)), torch.tensor([3.0, 1.0, 2.0, 0.0]).chunk(2)
+        >>> linop.launch(lambda b: Sorted([P], None)(x[b.worker]).tolist(), workers=2)
+        [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
     """
 
     preserve_batch = True
@@ -144,8 +155,7 @@ class Layer(Traceable):
         super().__init_subclass__(**kwargs)
         if not cls.__module__.startswith(__package__):
             return
-        if cls.__doc__ is None:  # Conv2d says what Conv1d says
-            cls.__doc__ = cls.__base__.__doc__
+        cls.__doc__ = _with_text_of_base(cls)
         if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
 
@@ -318,7 +328,8 @@ class Layer(Traceable):
     def forward(self, *tensors: Tensor | None) -> Tensor:
         """This worker's block of the output. See `Layer`."""
         if torch.compiler.is_dynamo_compiling():
-            return self.compiled(*tensors)
+            result: Tensor = self.compiled(*tensors)
+            return result
         if torch._C._len_torch_dispatch_stack() and is_traced(tensors):
             return self.traced(*tensors)
         if len(tensors) < len(self.inputs):
@@ -455,35 +466,20 @@ def _in_words(frame: FrameType) -> str:
 namers.append(_in_words)
 
 
+def _with_text_of_base(kind: type) -> str | None:
+    """The docstring of a class. One that is missing, or an example alone, has the text of the base
+    class before it: Conv2d says what Conv1d says, and shows images."""
+    own, base = cleandoc(kind.__doc__ or ""), getattr(kind.__base__, "__doc__", None)
+    if base is None or (own and not own.startswith("Example:")):
+        return kind.__doc__
+    text, _, _ = cleandoc(base).partition("\n\nExample:")
+    return f"{text}\n\n{own}".rstrip()
+
+
 def worker_of(backend: Backend) -> int:
     """This worker's index in the program of a backend."""
     assert backend.worker is not None
     return backend.worker
-
-
-def empty_block(shape: Sequence[int], *tied: Tensor) -> Tensor:
-    """Empty block of an output, of a given shape without elements. Its backward runs through the
-    tied tensors, whose own backward passes are collective."""
-    return add_dependency(tied[0].new_zeros(tuple(shape)), *tied)
-
-
-def zero_volume_result(X: TensorSpace, *tensors: Tensor | None) -> Tensor:
-    """Zero-volume result, of shape (0,) and the dtype of X, for a worker that holds no block. Its
-    backward runs through those of the given tensors that are not None, as in `empty_block`."""
-    result = torch.zeros(0, dtype=torch_dtype(X.dtype))
-    if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
-        result.requires_grad_()
-    return add_dependency(result, *[x for x in tensors if x is not None])
-
-
-def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
-    """Argument of a layer on a worker that holds no block: shape (batch, 0), or (0,).
-
-    Args:
-        batch: the batch size, which zero-volume results keep.
-        options: of ``torch.empty``.
-    """
-    return torch.empty((0,) if batch is None else (batch, 0), **options)
 
 
 def _input(number: int) -> str:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from linop.errors import PartitionError, ShapeError, expect
-from linop.layers.layer import Function, Layer, empty_block
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import drawn, hold
+from linop.layers.zero_volume import empty_block
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, Axis
@@ -42,9 +43,18 @@ class Linear(Layer):
 
     Raises:
         PartitionError: `P_W` has not two axes.
-    """
 
-    traceable = True
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 2, bias=False)
+        ...     layers.initialize(linear, "weight", torch.nn.init.ones_)
+        ...     return list(linear.weight.shape), linear(x.chunk(2, dim=1)[backend.worker]).tolist()
+        >>> linop.launch(main, workers=2)
+        [([2, 2], [[10.0]]), ([2, 2], [[10.0]])]
+        >>> torch.nn.functional.linear(x, torch.ones(2, 4)).tolist()
+        [[10.0, 10.0]]
+    """
 
     partitions_once = ("P_y", "P_W")
     weight: Tensor | None

@@ -28,7 +28,7 @@ class Sums:
     Args:
         layer: the layer that applies them.
         X: the space of the tensor.
-        dims: the dimensions that are summed over, one at least.
+        dims: the dimensions that are summed over; without groups, one at least.
         groups: of channels, dimension 1, which are summed over too; blocks may cut them. 0: none.
 
     Attributes:
@@ -62,7 +62,8 @@ class Sums:
     def __call__(self, x: Tensor) -> Tensor:
         """The sums that this worker's block needs, of extent 1 in the dimensions that are summed
         over; of groups, one for each channel."""
-        parts = x.sum(self._dims, keepdim=True)
+        # Of no dimensions, torch's sum is over all.
+        parts = x.sum(self._dims, keepdim=True) if self._dims else x
         if not self._groups:
             return self._total(parts)
         shape = [self._number if d == 1 else n for d, n in enumerate(parts.shape)]

@@ -18,10 +18,22 @@ class Movement(Layer):
     """Base class of modules that apply one movement operator, without local compute.
 
     The result is new memory, even where nothing moves. It requires a gradient on all workers, or,
-    if no worker's argument does, on none, and backward sends no messages.
-    """
+    if no worker's argument does, on none, and backward sends no messages. A subclass says which
+    operator it is.
 
-    traceable = True
+    Args:
+        P_x: the partition of the input; grid axis k splits dimension k.
+        P_y: the partition of the output; by default `P_x`.
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
+
+    Example:
+        >>> class Shift(layers.Movement):  # of blocks, to the next worker
+        ...     def operator(self, X):
+        ...         return linop.shift(X, 1)
+        >>> P, x = linop.Partition((2,)), torch.arange(4.0).chunk(2)
+        >>> linop.launch(lambda b: Shift(P)(x[b.worker]).tolist(), workers=2)
+        [[2.0, 3.0], [0.0, 1.0]]
+    """
 
     def __init__(
         self, P_x: Partition, P_y: Partition | None = None, preserve_batch: bool = True
@@ -79,6 +91,18 @@ class Broadcast(_Matching):
             in `P_x`.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
         preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
+
+    Example:
+        >>> P, Q = linop.Partition((1,)), linop.Partition((2,))
+        >>> x = [torch.ones(2, requires_grad=True), None]  # worker 0 has it
+        >>> def main(backend):
+        ...     y = layers.Broadcast(P, Q)(x[backend.worker])
+        ...     y.sum().backward()
+        ...     return y.tolist()
+        >>> linop.launch(main, workers=2)
+        [[1.0, 1.0], [1.0, 1.0]]
+        >>> x[0].grad.tolist()  # the sum of both gradients
+        [2.0, 2.0]
     """
 
     matched = staticmethod(collectives.broadcast)
@@ -99,6 +123,12 @@ class SumReduce(_Matching):
         P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
         preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
+
+    Example:
+        >>> P, Q = linop.Partition((2,)), linop.Partition((1,))
+        >>> x = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+        >>> linop.launch(lambda b: layers.SumReduce(P, Q)(x[b.worker]).tolist(), workers=2)
+        [[11.0, 22.0], [[], []]]
     """
 
     matched = staticmethod(collectives.sum_reduce)
@@ -123,6 +153,12 @@ class AllReduce(Movement):
         P_x: the partition of input and output.
         grid_axes: along which the blocks, all of one shape, are summed; by default all. Along any
             other, grid axis k splits dimension k, or holds independent blocks.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> x = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+        >>> linop.launch(lambda b: layers.AllReduce(P)(x[b.worker]).tolist(), workers=2)
+        [[11.0, 22.0], [11.0, 22.0]]
     """
 
     def __init__(self, P_x: Partition, grid_axes: int | Sequence[int] | None = None) -> None:
@@ -145,6 +181,11 @@ class AllGather(Movement):
         into: `linop.COPIES`: workers compute different results from their copies, and the gradient
             is the reduce-scatter; or `linop.REPLICATED`: all compute the same, and the gradient is
             a local slice.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(4.0).chunk(2)
+        >>> linop.launch(lambda b: layers.AllGather(P)(x[b.worker]).tolist(), workers=2)
+        [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
     """
 
     def __init__(
@@ -168,6 +209,12 @@ class ReduceScatter(Movement):
         P_x: the partition of input and output.
         grid_axes: along which the blocks, all of one shape, are summed; by default all.
         dims: the dimension that each of them splits afterwards; by default grid axis k splits k.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> x = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+        >>> linop.launch(lambda b: layers.ReduceScatter(P)(x[b.worker]).tolist(), workers=2)
+        [[11.0], [22.0]]
     """
 
     def __init__(
@@ -193,6 +240,12 @@ class Repartition(Movement):
     Args:
         P_x, P_y: the partitions; grid axis k splits dimension k, `P_y` into balanced blocks.
         preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
+
+    Example:
+        >>> P, Q = linop.Partition((2, 1)), linop.Partition((1, 2))  # by rows, by columns
+        >>> x = torch.arange(4.0).view(2, 2).chunk(2)
+        >>> linop.launch(lambda b: layers.Repartition(P, Q)(x[b.worker]).tolist(), workers=2)
+        [[[0.0], [2.0]], [[1.0], [3.0]]]
     """
 
     def __init__(self, P_x: Partition, P_y: Partition, preserve_batch: bool = True) -> None:
@@ -209,6 +262,17 @@ class HaloExchange(Movement):
     Args:
         P_x: the partition; grid axis k splits dimension k.
         kernel_size, stride, padding, dilation: of the kernel: one number, or one per dimension.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), [torch.arange(4.0).requires_grad_() for _ in range(2)]
+        >>> def main(backend):
+        ...     y = layers.HaloExchange(P, kernel_size=3, padding=1)(x[backend.worker])
+        ...     y.sum().backward()
+        ...     return y.tolist()
+        >>> linop.launch(main, workers=2)  # with an edge of the neighbour's
+        [[0.0, 1.0, 2.0, 3.0, 0.0], [3.0, 0.0, 1.0, 2.0, 3.0]]
+        >>> [block.grad.tolist() for block in x]  # both workers have read these edges
+        [[1.0, 1.0, 1.0, 2.0], [2.0, 1.0, 1.0, 1.0]]
     """
 
     def __init__(

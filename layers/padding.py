@@ -33,8 +33,6 @@ class _Pad(Layer):
             whole numbers; or, from a call, they do not fit the input.
     """
 
-    traceable = True
-
     ndim = 0
     mode: ClassVar[PaddingMode] = "zeros"
 
@@ -143,60 +141,225 @@ class _CircularPad(_Pad):
 
 
 class ConstantPad1d(_ConstantPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(1.0, 5.0).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.ConstantPad1d(P, 1, 9)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[9.0, 1.0, 2.0], [3.0, 4.0, 9.0]]
+        >>> torch.nn.ConstantPad1d(1, 9)(whole).flatten().tolist()
+        [9.0, 1.0, 2.0, 3.0, 4.0, 9.0]
+    """
+
     ndim = 1
 
 
 class ConstantPad2d(_ConstantPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ConstantPad2d(P, pad, 9)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[9.0, 1.0, 2.0], [3.0, 4.0, 9.0]]
+        >>> torch.nn.ConstantPad2d(pad, 9)(whole).flatten().tolist()
+        [9.0, 1.0, 2.0, 3.0, 4.0, 9.0]
+    """
+
     ndim = 2
 
 
 class ConstantPad3d(_ConstantPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ConstantPad3d(P, pad, 9)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[9.0, 1.0, 2.0], [3.0, 4.0, 9.0]]
+        >>> torch.nn.ConstantPad3d(pad, 9)(whole).flatten().tolist()
+        [9.0, 1.0, 2.0, 3.0, 4.0, 9.0]
+    """
+
     ndim = 3
 
 
 class ZeroPad1d(_ZeroPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(1.0, 5.0).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.ZeroPad1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 1.0, 2.0], [3.0, 4.0, 0.0]]
+        >>> torch.nn.ZeroPad1d(1)(whole).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]
+    """
+
     ndim = 1
 
 
 class ZeroPad2d(_ZeroPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ZeroPad2d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 1.0, 2.0], [3.0, 4.0, 0.0]]
+        >>> torch.nn.ZeroPad2d(pad)(whole).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]
+    """
+
     ndim = 2
 
 
 class ZeroPad3d(_ZeroPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ZeroPad3d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 1.0, 2.0], [3.0, 4.0, 0.0]]
+        >>> torch.nn.ZeroPad3d(pad)(whole).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]
+    """
+
     ndim = 3
 
 
 class ReflectionPad1d(_ReflectionPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(1.0, 5.0).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.ReflectionPad1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[2.0, 1.0, 2.0], [3.0, 4.0, 3.0]]
+        >>> torch.nn.ReflectionPad1d(1)(whole).flatten().tolist()
+        [2.0, 1.0, 2.0, 3.0, 4.0, 3.0]
+    """
+
     ndim = 1
 
 
 class ReflectionPad2d(_ReflectionPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ReflectionPad2d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[2.0, 1.0, 2.0], [3.0, 4.0, 3.0]]
+        >>> torch.nn.ReflectionPad2d(pad)(whole).flatten().tolist()
+        [2.0, 1.0, 2.0, 3.0, 4.0, 3.0]
+    """
+
     ndim = 2
 
 
 class ReflectionPad3d(_ReflectionPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ReflectionPad3d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[2.0, 1.0, 2.0], [3.0, 4.0, 3.0]]
+        >>> torch.nn.ReflectionPad3d(pad)(whole).flatten().tolist()
+        [2.0, 1.0, 2.0, 3.0, 4.0, 3.0]
+    """
+
     ndim = 3
 
 
 class ReplicationPad1d(_ReplicationPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(1.0, 5.0).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.ReplicationPad1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.0, 1.0, 2.0], [3.0, 4.0, 4.0]]
+        >>> torch.nn.ReplicationPad1d(1)(whole).flatten().tolist()
+        [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    """
+
     ndim = 1
 
 
 class ReplicationPad2d(_ReplicationPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ReplicationPad2d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.0, 1.0, 2.0], [3.0, 4.0, 4.0]]
+        >>> torch.nn.ReplicationPad2d(pad)(whole).flatten().tolist()
+        [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    """
+
     ndim = 2
 
 
 class ReplicationPad3d(_ReplicationPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.ReplicationPad3d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.0, 1.0, 2.0], [3.0, 4.0, 4.0]]
+        >>> torch.nn.ReplicationPad3d(pad)(whole).flatten().tolist()
+        [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    """
+
     ndim = 3
 
 
 class CircularPad1d(_CircularPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(1.0, 5.0).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.CircularPad1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[4.0, 1.0, 2.0], [3.0, 4.0, 1.0]]
+        >>> torch.nn.CircularPad1d(1)(whole).flatten().tolist()
+        [4.0, 1.0, 2.0, 3.0, 4.0, 1.0]
+    """
+
     ndim = 1
 
 
 class CircularPad2d(_CircularPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.CircularPad2d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[4.0, 1.0, 2.0], [3.0, 4.0, 1.0]]
+        >>> torch.nn.CircularPad2d(pad)(whole).flatten().tolist()
+        [4.0, 1.0, 2.0, 3.0, 4.0, 1.0]
+    """
+
     ndim = 2
 
 
 class CircularPad3d(_CircularPad):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(1.0, 5.0).view(1, 1, 4, 1, 1)
+        >>> x, pad = whole.chunk(2, dim=2), (0, 0, 0, 0, 1, 1)  # the last dimension first
+        >>> parts = linop.launch(lambda b: layers.CircularPad3d(P, pad)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[4.0, 1.0, 2.0], [3.0, 4.0, 1.0]]
+        >>> torch.nn.CircularPad3d(pad)(whole).flatten().tolist()
+        [4.0, 1.0, 2.0, 3.0, 4.0, 1.0]
+    """
+
     ndim = 3

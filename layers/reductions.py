@@ -14,8 +14,9 @@ from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, ShapeError
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.moments import wide
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.collectives import all_gather, all_reduce, repartition
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis, Bounds
@@ -105,6 +106,14 @@ class Reduction(Layer):
     Raises:
         ShapeError: from a call, the input lacks such a dimension, or has no elements to reduce.
             DTypeError: it is not of a floating-point dtype. Both on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.ones(3, 4).chunk(2, dim=1)
+        >>> linop.launch(lambda b: layers.Sum(P, dim=1)(x[b.worker]).tolist(), workers=2)
+        [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
+        >>> Q = linop.Partition((2,))
+        >>> linop.launch(lambda b: layers.Sum(P, dim=1, P_y=Q)(x[b.worker]).tolist(), workers=2)
+        [[4.0, 4.0], [4.0]]
     """
 
     needs_elements = False
@@ -190,18 +199,48 @@ class Reduction(Layer):
 
 
 class Sum(Reduction):
+    """The sum over some dimensions, as `torch.sum`. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> linop.launch(lambda b: layers.Sum(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [10.0, 10.0]
+        >>> x.sum().item()
+        10.0
+    """
+
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total = summed_over(self, X, dims, REPLICATED)
         return lambda x: total(x.sum(dims, keepdim=True))
 
 
 class Mean(Sum):
+    """The mean over some dimensions, as `torch.mean`. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> linop.launch(lambda b: layers.Mean(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [2.5, 2.5]
+        >>> x.mean().item()
+        2.5
+    """
+
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         total, count = super().reduced(X, dims), prod(X.global_shape[d] for d in dims)
         return lambda x: total(x) / count
 
 
 class Prod(Reduction):
+    """The product over some dimensions; `torch.prod` takes one, or all. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> linop.launch(lambda b: layers.Prod(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [24.0, 24.0]
+        >>> x.prod().item()
+        24.0
+    """
+
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         gather = gathered_over(self, X, dims, REPLICATED)
 
@@ -215,7 +254,15 @@ class Prod(Reduction):
 
 class Amax(Reduction):
     """The largest element over some dimensions, as `torch.amax`: the gradient is spread evenly over
-    all that are the largest. See `Reduction`."""
+    all that are the largest. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> linop.launch(lambda b: layers.Amax(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [4.0, 4.0]
+        >>> x.amax().item()
+        4.0
+    """
 
     needs_elements = True
 
@@ -225,7 +272,15 @@ class Amax(Reduction):
 
 class Amin(Reduction):
     """The smallest element over some dimensions, as `torch.amin`: the gradient is spread evenly
-    over all that are the smallest. See `Reduction`."""
+    over all that are the smallest. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> linop.launch(lambda b: layers.Amin(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [1.0, 1.0]
+        >>> x.amin().item()
+        1.0
+    """
 
     needs_elements = True
 
@@ -236,7 +291,15 @@ class Amin(Reduction):
 
 class LogSumExp(Reduction):
     """The logarithm of the sum of exponentials over some dimensions, as `torch.logsumexp`, without
-    overflow: workers exchange the largest elements first. See `Reduction`."""
+    overflow: workers exchange the largest elements first. See `Reduction`.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([0.0, 200.0, 0.0, 100.0])
+        >>> linop.launch(lambda b: layers.LogSumExp(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [200.0, 200.0]
+        >>> x.logsumexp(0).item()
+        200.0
+    """
 
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         gather = gathered_over(self, X, dims, COPIES)
@@ -258,6 +321,13 @@ class Var(Reduction):
     Args:
         P_x, dim, keepdim, P_y, x_axes: as for `Reduction`.
         correction: the sum of squares is divided by the number of elements less this.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([0.0, 2.0, 4.0])
+        >>> linop.launch(lambda b: layers.Var(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [4.0, 4.0]
+        >>> x.var().item()
+        4.0
     """
 
     def __init__(
@@ -288,7 +358,15 @@ class Var(Reduction):
 
 class Std(Var):
     """The standard deviation over some dimensions, as `torch.std`; see `Var`. Where it is 0, so is
-    the gradient."""
+    the gradient.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([0.0, 2.0, 4.0])
+        >>> linop.launch(lambda b: layers.Std(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [2.0, 2.0]
+        >>> x.std().item()
+        2.0
+    """
 
     def reduced(self, X: TensorSpace, dims: tuple[int, ...]) -> Function:
         variance = super().reduced(X, dims)
@@ -307,6 +385,13 @@ class Norm(Reduction):
     Args:
         P_x, dim, keepdim, P_y, x_axes: as for `Reduction`.
         ord: of the norm: a number, or plus or minus infinity.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([3.0, 4.0])
+        >>> linop.launch(lambda b: layers.Norm(P)(x.chunk(2)[b.worker]).item(), workers=2)
+        [5.0, 5.0]
+        >>> torch.linalg.vector_norm(x).item()
+        5.0
     """
 
     def __init__(

@@ -49,6 +49,17 @@ class Upsample(Layer):
     Raises:
         PartitionError: `P_x` has no axes of space, or more than 3. ArgumentError: no such mode with
             so many dimensions, or inconsistent arguments.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(3.0).view(1, 1, 3)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(
+        ...     lambda b: layers.Upsample(P, scale_factor=2)(x[b.worker]), workers=2
+        ... )
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 0.0, 1.0], [1.0, 2.0, 2.0]]
+        >>> torch.nn.Upsample(scale_factor=2)(whole).flatten().tolist()
+        [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
     """
 
     def __init__(
@@ -242,6 +253,17 @@ class UpsamplingNearest2d(Upsample):
     Args:
         P_x: the partition of input and output: batch, channels, height, width.
         size, scale_factor: as in torch.nn.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(3.0).view(1, 1, 3, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(
+        ...     lambda b: layers.UpsamplingNearest2d(P, (6, 1))(x[b.worker]), workers=2
+        ... )
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 0.0, 1.0], [1.0, 2.0, 2.0]]
+        >>> torch.nn.UpsamplingNearest2d((6, 1))(whole).flatten().tolist()
+        [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
     """
 
     def __init__(self, P_x: Partition, size: Any = None, scale_factor: Any = None) -> None:
@@ -255,6 +277,17 @@ class UpsamplingBilinear2d(Upsample):
     Args:
         P_x: the partition of input and output: batch, channels, height, width.
         size, scale_factor: as in torch.nn.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(3.0).view(1, 1, 3, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(
+        ...     lambda b: layers.UpsamplingBilinear2d(P, (5, 1))(x[b.worker]), workers=2
+        ... )
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 0.5, 1.0], [1.5, 2.0]]
+        >>> torch.nn.UpsamplingBilinear2d((5, 1))(whole).flatten().tolist()
+        [0.0, 0.5, 1.0, 1.5, 2.0]
     """
 
     def __init__(self, P_x: Partition, size: Any = None, scale_factor: Any = None) -> None:
@@ -269,6 +302,15 @@ class Downsample(Layer):
     Args:
         P_x: the partition of input and output: batch, channels, space.
         stride: one number, or one for each dimension of space.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(6.0).view(1, 1, 6)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.Downsample(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 2.0], [4.0]]
+        >>> whole[..., ::2].flatten().tolist()
+        [0.0, 2.0, 4.0]
     """
 
     def __init__(self, P_x: Partition, stride: int | Sequence[int]) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from linop.errors import ArgumentError, PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, empty_block
+from linop.layers.layer import Function, Layer
+from linop.layers.zero_volume import empty_block
 from linop.normal_form.matching import Segment
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
@@ -22,8 +23,6 @@ from linop.spaces.tensor import TensorSpace
 
 class _Moved(Layer):
     """Base class of modules that move blocks, and compute with each by itself."""
-
-    traceable = True
 
     def then(
         self,
@@ -81,6 +80,15 @@ class Flatten(_Moved):
     Raises:
         ShapeError, PartitionError: from a call, the input has no such dimensions, or the output
             less than `P_y` has axes; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.arange(8.0).view(1, 2, 4)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.Flatten(P)(x[b.worker]), workers=2)
+        >>> [part.tolist() for part in parts]
+        [[[0.0, 1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0, 7.0]]]
+        >>> torch.nn.Flatten()(whole).tolist()
+        [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
     """
 
     def __init__(
@@ -143,6 +151,15 @@ class Unflatten(_Moved):
         ArgumentError: the size is none. PartitionError: `P_y` splits another of the new dimensions.
             ShapeError: from a call, the input has no such dimension, or one of another length; on
             every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.arange(8.0).view(1, 8)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.Unflatten(P, 1, (2, 4))(x[b.worker]), workers=2)
+        >>> [part.tolist() for part in parts]
+        [[[[0.0, 1.0, 2.0, 3.0]]], [[[4.0, 5.0, 6.0, 7.0]]]]
+        >>> torch.nn.Unflatten(1, (2, 4))(whole).tolist()
+        [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]]
     """
 
     def __init__(
@@ -260,6 +277,15 @@ class PixelShuffle(_Pixels):
     Raises:
         ArgumentError: the factor is no whole number from 1. ShapeError: from a call, the channels
             are no multiple of r²; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(8.0).view(1, 4, 2, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.PixelShuffle(P, 2)(x[b.worker]), workers=2)
+        >>> [part.tolist() for part in parts]
+        [[[[[0.0, 2.0], [4.0, 6.0]]]], [[[[1.0, 3.0], [5.0, 7.0]]]]]
+        >>> torch.nn.PixelShuffle(2)(whole).tolist()
+        [[[[0.0, 2.0], [4.0, 6.0], [1.0, 3.0], [5.0, 7.0]]]]
     """
 
     def __init__(self, P_x: Partition, upscale_factor: int) -> None:
@@ -286,6 +312,15 @@ class PixelUnshuffle(_Pixels):
     Raises:
         ArgumentError: the factor is no whole number from 1. ShapeError: from a call, rows or
             columns are no multiple of r; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(8.0).view(1, 1, 4, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.PixelUnshuffle(P, 2)(x[b.worker]), workers=2)
+        >>> [part.squeeze().tolist() for part in parts]
+        [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+        >>> torch.nn.PixelUnshuffle(2)(whole).squeeze().tolist()
+        [[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]
     """
 
     def __init__(self, P_x: Partition, downscale_factor: int) -> None:
@@ -311,6 +346,15 @@ class ChannelShuffle(Layer):
     Raises:
         ArgumentError: `groups` is no whole number from 1. ShapeError: from a call, the channels
             are no multiple of it; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.arange(4.0).view(1, 4, 1)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.ChannelShuffle(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.0, 2.0], [1.0, 3.0]]
+        >>> torch.nn.ChannelShuffle(2)(whole).flatten().tolist()
+        [0.0, 2.0, 1.0, 3.0]
     """
 
     def __init__(self, P_x: Partition, groups: int) -> None:

@@ -16,9 +16,10 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.fourier.half_modes import half_modes
 from linop.fourier.layouts import Way
 from linop.fourier.spectral import low_modes
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import spatial
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
@@ -46,7 +47,7 @@ class SpectralConv(Layer):
         in_channels, out_channels: numbers of channels.
         n_modes: number of frequencies of each dimension of space, in the order of a transform of
             that length: 0, 1, …, -2, -1. The layer has one parameter, `weight`, complex, of shape
-            (in_channels, out_channels, *n_modes), which is drawn as in the paper's program.
+            ``(in_channels, out_channels, *n_modes)``, drawn as in the paper's program.
         real: inputs are real, and of the last dimension, of length n, n_modes are the frequencies
             0, 1, …, at most n // 2 + 1 of them.
         device, dtype: of the weight; complex64 by default. Inputs are of this dtype, or of the real
@@ -57,6 +58,15 @@ class SpectralConv(Layer):
             complex, or n_modes of a `real` layer end with 0. ShapeError: from a call, the input has
             other channels, or a dimension is too short for its modes. DTypeError: from a call, the
             input has another dtype.
+
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.tensor([[[0.0, 2.0, 4.0, 6.0]]])
+        >>> def main(backend):
+        ...     mean = layers.SpectralConv(P, 1, 1, n_modes=(1,))  # frequency 0 alone
+        ...     layers.initialize(mean, "weight", torch.nn.init.ones_)
+        ...     return mean(x.chunk(2, dim=2)[backend.worker]).tolist()
+        >>> linop.launch(main, workers=2)
+        [[[[3.0, 3.0]]], [[[3.0, 3.0]]]]
     """
 
     floating = False

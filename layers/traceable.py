@@ -7,26 +7,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
-from linop.backends.autograd.functions import new_anchor, new_key, records
+from linop.backends.autograd.functions import hindrance, new_anchor, new_key
+from linop.backends.autograd.real_calls import LOCAL, broken, really, tracing
+from linop.errors import BackendError, LinopError, name_layer
+from linop.layers.agreement.naming import path_of
 
 
 class Traceable(torch.nn.Module):
     """Base class of layers whose calls torch's tracers record: local torch between plans.
 
     What workers agree on is agreed while torch traces, for the shapes of that trace; the compiled
-    call compares nothing. It has the attributes of that trace, too: the compiler looks at the key
-    alone, and does not trace again when others than parameters and buffers are set.
+    call compares values alone, where `checks_values` says so. It has the attributes of that trace,
+    too: the compiler looks at the key and at `training` alone, and does not trace again when others
+    than parameters and buffers are set.
 
     Attributes:
         key: a word by which compiled code tells layers apart.
         anchor: a leaf of no elements, an input of compiled code.
     """
 
-    traceable = False
-    """True of layers that torch.compile records; it leaves others as they are, such as those that
-    draw random numbers, read values of tensors, or write to buffers."""
+    untraceable = ""
+    """Reason why torch's tracers do not record a layer, after its name; empty if they do."""
+    checks_values = False
+    """True if workers compare values of inputs at each call, by `Layer.invalid_values`."""
     inputs: Sequence[Any]
 
     def __init__(self) -> None:
@@ -37,27 +41,57 @@ class Traceable(torch.nn.Module):
         super().__setstate__(state)
         self.key = new_key()  # a copy is another layer
 
-    def compiled(self, *tensors: Tensor | None) -> Tensor:
+    def compiled(self, *tensors: Any) -> Any:
         """A call in code that torch compiles: recorded, or a graph break."""
-        if self.traceable and records():
-            # torch executes an import while it traces. Before, its compiler would be imported.
+        why = hindrance() or self.untraceable
+        # torch executes an import while it traces. Before, its compiler would be imported.
+        if not why:
             from linop.backends.autograd.traced import followed
 
-            return followed(self, self.key, self.anchor, *tensors)  # type: ignore[no-any-return]
-        return _uncompiled(self, tensors)
+            # A question, so that the compiler checks the answer before later calls.
+            key = self.key if self.training else self.key + " evaluated"
+            return followed(self, key, self.anchor, *tensors)
+        words = f"linop: {type(self).__name__} is not part of graphs: {why}"
+        return broken(words, self.called_by_code, *tensors)
+
+    def recorded(self, *arguments: Any) -> Any:
+        """Run by torch's compiler to record a call, with the arguments of `compiled`."""
+        return self.traced(*arguments)
+
+    def called_by_code(self, *arguments: Any) -> Any:
+        """A call that is not recorded, with the arguments of `compiled`. Hooks have been called."""
+        return self.forward(*arguments)
 
     def traced(self, *tensors: Tensor | None) -> Tensor:
         """`forward` by torch's tracers, of tensors without values. Collective for new arguments:
         the compiled call is not compared with those of other workers."""
-        from linop.backends.autograd.traced import anchored, stand_in, untraced
+        # Shapes alone are found on threads, too.
+        why = self.untraceable or (torch.compiler.is_compiling() and hindrance())
+        if why:
+            raise BackendError(f"{self._name} is not part of graphs: {why}")
+        from linop.backends.autograd.traced import stand_in, untraced
 
-        given = [*map(stand_in, tensors), *[None] * (len(self.inputs) - len(tensors))]
-        tensors = (*tensors, *given[len(tensors) :])
-        function, wanted = untraced(self._function_of_compiled, given)
-        self.__dict__["_wanted"] = wanted
-        with anchored(self.anchor):
-            result: Tensor = function(*tensors)
+        # An exported program may be called with tensors that require gradients.
+        wanted = LOCAL.anchor is None and torch.is_grad_enabled()
+        given: list[Any] = [stand_in(x, wanted) for x in tensors]
+        more = [None] * (len(self.inputs) - len(tensors))
+        function, self.__dict__["_wanted"] = untraced(self._function_of_compiled, [*given, *more])
+        with tracing():
+            if self.checks_values:
+                there = [x for x in tensors if x is not None]
+                really(self, self._compare_values, [((0,), torch.uint8)], *there)
+            result: Tensor = function(*tensors, *more)
         return result
+
+    def _compare_values(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """The agreement of an eager call, for its errors. Collective."""
+        more = [None] * (len(self.inputs) - len(tensors))
+        try:
+            self._function([*tensors, *more])
+        except LinopError as error:
+            name_layer(error, path_of(self), self._name)
+            raise
+        return [torch.empty(0, dtype=torch.uint8)]
 
     def _function_of_compiled(self, tensors: Sequence[Tensor | None]) -> Any:
         """The function that workers agree on; without asking the others for arguments that were
@@ -65,15 +99,12 @@ class Traceable(torch.nn.Module):
         known: Any = self.__dict__["_settled"].get(self._metadata(tensors))
         return self._function(tensors) if known is None else known.bound
 
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
     def _metadata(self, tensors: Sequence[Tensor | None]) -> Any:
         raise NotImplementedError
 
     def _function(self, tensors: Sequence[Tensor | None]) -> Any:
         raise NotImplementedError
-
-
-@_disable_dynamo
-def _uncompiled(layer: Traceable, tensors: Sequence[Tensor | None]) -> Tensor:
-    """A graph break, because plans are not torch code."""
-    result: Tensor = layer(*tensors)
-    return result

@@ -2,14 +2,15 @@
 
 All classes derive from :class:`LinopError` and from the matching built-in exception, and can be
 caught as either. A message states the given, the expected and a remedy; docs/errors.md has the
-usual reasons of each class, and what to do. Errors of static verification are in
-:mod:`linop.planning.verification.plan_errors`.
+usual reasons of each class, and what to do: a note under each traceback says where to read it.
+Errors of static verification are in :mod:`linop.planning.verification.plan_errors`.
 """
 
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from typing import TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 T = TypeVar("T")
 _INTERRUPTED = "linop_interrupted"
@@ -17,7 +18,15 @@ _INTERRUPTED = "linop_interrupted"
 
 
 class LinopError(Exception):
-    """Base class of all errors that linop raises."""
+    """Base class of all errors that linop raises.
+
+    Example:
+        >>> try:
+        ...     linop.TensorSpace((4,), linop.Partition((2, 2)))  # a grid of more axes
+        ... except linop.LinopError as error:
+        ...     type(error).__name__, isinstance(error, ValueError)
+        ('PartitionError', True)
+    """
 
     alarm: int | None = None
     """The plan's tag if the error was raised on another worker and signalled to this one."""
@@ -26,6 +35,25 @@ class LinopError(Exception):
 
     # KeyError prints the repr of its message; these print the text.
     __str__ = Exception.__str__
+
+    if not TYPE_CHECKING:  # a list, as of every exception
+
+        @property
+        def __notes__(self) -> list[str]:
+            """Lines under the traceback (PEP 678). Of linop's own classes the first one says where
+            the class is explained; it is made when somebody looks, as most errors are caught, and
+            is no part of the text, which is compared, prefixed and sent."""
+            notes = vars(self).get("__notes__")
+            if notes is None:
+                if not _is_own(type(self)):
+                    raise AttributeError("__notes__")  # as of exceptions without notes
+                named = next(kind for kind in type(self).__mro__ if "Error" in kind.__name__)
+                notes = vars(self)["__notes__"] = [explained_at(named.__name__)]
+            return notes
+
+        @__notes__.setter
+        def __notes__(self, notes: list[str]) -> None:
+            vars(self)["__notes__"] = notes
 
 
 class SpaceError(LinopError, ValueError):
@@ -79,6 +107,27 @@ class DeadlockError(BackendError):
 
 class MissingExtraError(LinopError, ImportError):
     """An optional package is not installed; the message names the extra that provides it."""
+
+
+@cache
+def site() -> str:
+    """Address of the documentation by the installed project's metadata; empty if these name none,
+    or nothing is installed."""
+    from importlib import metadata  # here, since few programs ask
+
+    try:
+        links = metadata.metadata("linop-algebra").get_all("Project-URL", [])
+    except metadata.PackageNotFoundError:
+        return ""
+    addresses = dict(str(link).split(", ", 1) for link in links)
+    return addresses.get("Documentation", "").rstrip("/")
+
+
+@cache
+def explained_at(name: str) -> str:
+    """The note of a class of errors: its place on the site, and the command that prints it."""
+    pages = f"{site()}/errors.html#{name.lower()} or " if site() else ""
+    return f"Why this happens, and what to do: {pages}`linop explain {name}`"
 
 
 def expect(what: str, value: object, kind: type[T]) -> T:

@@ -128,6 +128,11 @@ class Picture:
         body: the elements, one a line.
         width, height: in pixels.
         summary: one sentence, for readers who do not see it.
+
+    Example:
+        >>> picture = linop.shift(linop.TensorSpace((4,), linop.Partition(2)), 1).draw()
+        >>> picture.width > 0, str(picture).startswith("<svg"), "<script" in str(picture)
+        (True, True, False)
     """
 
     def __init__(self, body: str, width: float, height: float, summary: str) -> None:

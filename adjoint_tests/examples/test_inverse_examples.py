@@ -3,11 +3,13 @@ is short."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import linop
+from linop.backends.mpi import mpirun
 from support.inverse_examples import (
     RIGHT,
     eigenvalues_are_right,
@@ -58,6 +60,21 @@ def test_on_threads(name: str) -> None:
 @each
 def test_on_ranks(name: str) -> None:
     on_ranks(2, is_right, name)
+
+
+def test_no_program_prints_results_that_another_rank_has() -> None:
+    """`launch` returns None for the workers of other processes, as worker 0 is on rank 1."""
+    for path in FOLDER.glob("*.py"):
+        text = path.read_text()
+        assert "launch(main)[0]" not in text or "(errors := linop.launch(main)[0])" in text, path
+
+
+@needs_mpi
+def test_a_program_under_mpiexec() -> None:
+    done = mpirun.mpiexec(2, [sys.executable, str(FOLDER / "poisson.py")], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = sorted(done.stdout.splitlines())
+    assert [line.partition(":")[0] for line in said] == ["worker 0", "worker 1"]
 
 
 def test_the_gradient_of_full_waveform_inversion() -> None:

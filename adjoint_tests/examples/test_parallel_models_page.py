@@ -12,7 +12,7 @@ import pytest
 
 from linop.testing import ParallelReport, check_parallel
 from linop.testing.parallel.recording.programs import of_file
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)

@@ -91,8 +91,11 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
         for reduction in ("mean", "none"):
             wrong("CrossEntropyLoss", x, torch.tensor([4 if only else 0, 1]), reduction=reduction)
             wrong("BCELoss", x + only, x, reduction=reduction)
+            wrong("BCELoss", x, x + only, reduction=reduction)
         wrong("MSELoss", x, x[:, : 2 - only])
         wrong("MSELoss", x, x.double())
+        wrong("SoftMarginLoss", x, x + 0j)
+        wrong("HingeEmbeddingLoss", x, x + 0j)
         wrong("NLLLoss", x, torch.zeros(2))
         wrong("NLLLoss", x, torch.zeros(2).long(), weight=torch.ones(3))
         for name, options in (

@@ -58,6 +58,12 @@ def test_blocks_that_cut_groups_of_channels(channels: int, groups: int) -> None:
     on_threads(8, is_its_twin, case)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_groups_of_channels_without_space(groups: int) -> None:
+    case = Case("GroupNorm", (Partition((1, 4)),), (3, 12), (groups, 12), kept=2, seed=2)
+    on_threads(4, is_its_twin, case)
+
+
 def test_a_far_mean_and_empty_blocks() -> None:
     """Two passes: the variance of numbers far from zero is not lost; and of three workers, the
     last has nothing."""

@@ -12,7 +12,8 @@ equal; the wrong one has to differ as its FAULT says: on those parameters alone,
 Keys of FAULT beside those of the programs' interface: `place` (modules or source text where one
 would look, any of them), `kinds` (parameters of another kind than `kind`), `accept` (kinds that are
 as good an answer), `state` (names that differ only after the optimizer's step), `report` (a public
-report of the mechanism, or None)."""
+report of the mechanism, or None), `operator` (words of the operator that a report should name, any
+of them), `says` (words of its explanation)."""
 
 import argparse
 import ast

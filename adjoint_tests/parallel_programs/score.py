@@ -19,7 +19,7 @@ from pathlib import Path
 import oracle
 from linop.testing import check_parallel
 from linop.testing.parallel.recording.programs import of_file
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 
 MAPPING = {
     "factor": {Kind.FACTOR},
@@ -61,6 +61,16 @@ def places(report, path, fault):
     return False
 
 
+def operators(report, fault):
+    """Does an operator of the report have one of FAULT's words, and an explanation what FAULT
+    wants to be said?"""
+    if "operator" not in fault:
+        return None
+    found = [one for one in report.findings
+             if any(word in one.operator for word in fault["operator"])]  # fmt: skip
+    return any(fault.get("says", "") in one.explanation for one in found)
+
+
 def checked(path, fault, version, counts, loud):
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "program.py"
@@ -93,14 +103,17 @@ def checked(path, fault, version, counts, loud):
     place = places(report, path, fault)
     counts.update({"wrong": 1, "found": not report.passed, "parameters": named, "kinds": kinds})
     counts["places"] += place is not False
+    operator = operators(report, fault)
+    counts["operators"] += operator is not False
     marks = {True: "right", False: "NOT RIGHT", None: "not asked"}
     print(
         f"{Path(path).stem:24} wrong {took:4.0f} s  parameters {marks[named]}, kinds {marks[kinds]}"
         f" ({', '.join(sorted({str(one.kind) for one in report.findings}))} for "
-        f"{fault['kind']}), place {marks[place]}",
+        f"{fault['kind']}), place {marks[place]}"
+        f", operator {marks[operator]}",
         flush=True,
     )
-    if loud or not (named and kinds and place is not False):
+    if loud or not (named and kinds and place is not False and operator is not False):
         print(report)
 
 
@@ -122,8 +135,9 @@ def main():
         start, end = map(int, options.seeds.split(":"))
         for path in oracle.drawn(range(start, end), folder):
             checked(path, None, "right", counts, options.loud)
-    for name in ("right", "alarms", "wrong", "found", "parameters", "kinds", "places", "failed"):
+    for name in ("right", "alarms", "wrong", "found", "parameters", "kinds", "places", "operators"):
         print(f"{name:12} {counts[name]}")
+    print(f"failed       {counts['failed']}")
     print(f"slowest      {counts['slowest']} s")
     bad = counts["alarms"] + counts["failed"] + counts["wrong"] - counts["parameters"]
     return bool(bad)

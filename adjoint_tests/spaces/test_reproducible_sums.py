@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from linop.errors import DTypeError
-from linop.spaces.reproducible_sums import exact_sum, rounded_total, tree_sum
+from linop.spaces.reproducible_sums import _CHUNK, exact_sum, rounded_total, tree_sum
 from support.contracts.reproducible_sums import bits, drawn_terms, kinds
 
 DTYPES = "float16", "float32", "float64", "complex64", "complex128"
@@ -57,6 +57,22 @@ def test_an_exact_sum_is_rounded_once_in_any_order(
             assert np.array_equal(found, found.dtype.type(plain), equal_nan=True)
 
 
+@pytest.mark.parametrize("many", [3, 4, 9])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_what_is_left_decides_ties(dtype: str, many: int) -> None:
+    info = np.finfo(dtype)
+    rng = np.random.default_rng(many)
+    half = 2.0 ** -(info.nmant + 1)
+    for below in range(info.nmant + 2, min(3 * info.nmant, 24 - int(info.minexp))):
+        # Often they cancel, but for their last bits.
+        least = rng.choice([-1.0, 1.0], (many - 2, 12)) * 2.0**-below
+        least *= rng.choice([1.0, 1 + 2 * half], least.shape)
+        first = 1 + 2 * half * rng.integers(2**4, size=12)
+        terms = np.array([first, np.full(12, half), *least]).astype(dtype)
+        wanted = [nearest(sum(map(Fraction, map(float, x))), np.dtype(dtype)) for x in terms.T]
+        assert exact_sum(*rng.permutation(terms)).tolist() == [float(x) for x in wanted], below
+
+
 def test_the_sign_of_zero_is_that_of_a_plain_sum() -> None:
     for dtype in ("float32", "float64"):
         zeros = [np.array([-0.0, -0.0, 0.0, 1.0], dtype) for _ in range(3)]
@@ -87,6 +103,22 @@ def test_more_elements_than_are_summed_at_a_time() -> None:
     wanted = [math.fsum(column) for column in terms.T.tolist()]
     assert exact_sum(*terms).tolist() == wanted
     assert terms.sum(axis=0).tolist() != wanted
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("many", [1, 2, 3])
+def test_at_the_ends_of_chunks(dtype: str, many: int) -> None:
+    """Neighbours of a chunk's end are summed as they are alone; NaN and infinities stay where they
+    are, and terms may be views of one array, in any order of memory."""
+    size = _CHUNK + 3
+    rng, near = np.random.default_rng(many), slice(_CHUNK - 3, _CHUNK + 3)
+    every = rng.standard_normal((2 * size, many)).astype(dtype)
+    every[2 * _CHUNK, 0], every[2 * _CHUNK - 2, 0], every[2 * _CHUNK + 2] = np.nan, np.inf, -0.0
+    terms = [every[::2, k] for k in range(many)]
+    total = exact_sum(*terms)
+    assert bits(total[near]) == bits(exact_sum(*(term[near].copy() for term in terms)))
+    assert np.flatnonzero(~np.isfinite(total)).tolist() == [_CHUNK - 1, _CHUNK]
+    assert np.signbit(total[_CHUNK + 1]) and total[_CHUNK + 1] == 0
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2**32))

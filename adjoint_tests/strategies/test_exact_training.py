@@ -152,6 +152,27 @@ def test_a_parameter_that_some_shards_leave_out() -> None:
         assert on_tree(workers, found) == [wanted] * workers
 
 
+def test_gradients_of_a_step_replace_those_before() -> None:
+    """Under every strategy, though nobody calls zero_grad."""
+
+    def found(backend: Any, strategy: str) -> torch.Tensor:
+        axis = Mesh(backend, only=-1)["only"]
+        net = perceptron(0)
+        if strategy == "dp":
+            net = linop.strategies.DataParallel(net, axis)
+        else:
+            linop.strategies.fully_shard(net, axis)
+        for seed in 1, 2:
+            given = batch(seed, 16)
+            VirtualShards(axis).step(net, lambda m, x, t: squares(m(x), t), *given)
+        return next(net.parameters()).grad
+
+    wanted = on_tree(1, found, "dp")[0]
+    for workers in (1, 2):
+        shards = on_tree(workers, found, "zero3")
+        assert torch.equal(torch.cat(shards), wanted)
+
+
 def test_what_cannot_be() -> None:
     def refused(backend: Any, what: str) -> None:
         axis = Mesh(backend, only=-1)["only"]

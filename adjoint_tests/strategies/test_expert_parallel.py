@@ -4,6 +4,7 @@ are taken as they are."""
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 import warnings
 from functools import partial
 from typing import Any
@@ -39,6 +40,7 @@ from support.strategies.expert_nets import (
     losses_of_routers,
     recomputes,
 )
+from support.strategies.expert_states import STRATEGIES, Layout, goes_on, is_clipped
 from support.strategies.tensor.tensor_networks import filled
 from support.workers import on_ranks, on_threads
 
@@ -70,6 +72,59 @@ def nets(draw: Any, most: int) -> Experts:
 @given(nets(4))
 def test_on_threads(case: Experts) -> None:
     on_threads(case.workers, is_its_twin, case)
+
+
+@st.composite
+def layouts(draw: Any, most: int) -> Layout:
+    ep = draw(st.integers(1, most))
+    dp = draw(st.integers(1, most // ep))
+    strategy = draw(st.sampled_from(STRATEGIES))
+    copies = strategy in ("dp", "zero1")
+    return Layout(
+        dp,
+        ep,
+        draw(st.integers(1, most // ep // dp)),
+        strategy,
+        tuple(draw(st.permutations(["dp", "ep", "tp"]))),
+        ("dp", "ep") if copies else draw(st.sampled_from([("dp", "ep"), ("dp",)])),
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 99)),
+    )
+
+
+EVERY = [
+    Layout(2, 2, 1, "zero3"),
+    Layout(2, 2, 2, "zero3", ("tp", "dp", "ep")),
+    Layout(2, 2, 2, "zero2", ("tp", "dp", "ep"), ("dp",)),
+    Layout(2, 2, 1, "zero1", ("ep", "dp", "tp")),
+    Layout(1, 2, 2, "dp"),
+]
+"""Some of which experts and others are cut over axes in common."""
+
+
+@example(EVERY[0])
+@example(EVERY[1])
+@example(EVERY[4])
+@given(layouts(6))
+def test_norms(case: Layout) -> None:
+    on_threads(case.workers, is_clipped, case)
+
+
+@example(EVERY[0])
+@example(EVERY[2])
+@example(EVERY[3])
+@given(layouts(4))
+def test_states(case: Layout) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        on_threads(case.workers, goes_on, case, folder)
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+def test_states_on_ranks() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        on_ranks(2, goes_on, Layout(1, 2, 1, "zero3"), folder)
+        on_ranks(2, is_clipped, Layout(1, 2, 1, "zero3"))
 
 
 @needs_mpi

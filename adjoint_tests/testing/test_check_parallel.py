@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 
 from linop.errors import ArgumentError, BackendError
 from linop.testing import assert_parallel, check_parallel
-from linop.testing.parallel.recording.processes import failure
+from linop.testing.parallel.recording.failures import failure
 from linop.testing.parallel.recording.programs import of_file
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 from linop.tools.cli import app
 
 pytestmark = pytest.mark.slow
@@ -182,6 +182,24 @@ def test_a_hang_ends_with_stacks() -> None:
         report(model, seconds=6)
 
 
+def test_a_part_of_a_batch_that_is_no_pair() -> None:
+    with pytest.raises(ArgumentError, match=r"mine\(\) returned a Tensor, a tuple"):
+        report(RIGHT, mine=lambda batch, rank, world: batch[0])
+
+
+def test_other_values_than_the_twins_are_one_fault() -> None:
+    def model(twin: nn.Module) -> nn.Module:
+        (net := Net()).load_state_dict(twin.state_dict())
+        with torch.no_grad():
+            net.get_parameter("up.bias").mul_(1.01)
+        return net
+
+    (finding,) = report(model).findings
+    assert finding.parameters == ("up.bias",) and finding.place.module == "up"
+    assert "differ before the step" in finding.explanation
+    assert "inp.weight" in finding.explanation
+
+
 def test_an_exception_of_the_program() -> None:
     def model(twin: nn.Module) -> nn.Module:
         raise RuntimeError("no such thing")
@@ -250,6 +268,19 @@ def test_the_command(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ("<failure" in xml) == (version == "wrong") and 'name="loss"' in xml
     if version == "wrong":
         assert data["findings"][0]["parameters"] and data["findings"][0]["place"]["line"]
+
+
+def test_movements_are_in_all_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CASE", "wrong")
+    files = tmp_path / "report.json", tmp_path / "report.xml"
+    options = ["--json", str(files[0]), "--junit", str(files[1])]
+    target = str(FOLDER / "feature_centre.py")
+    done = CliRunner().invoke(app, ["verify", "--torch", target, *options])
+    words = "its adjoint is the all-reduce over ranks 0, 1, what ran was the identity"
+    assert words in done.output and words in files[1].read_text()
+    (pair,) = json.loads(files[0].read_text())["pairs"]
+    assert pair["wanted"] == pair["forward"] == "all-reduce over ranks 0, 1"
+    assert pair["backward"] == "identity" and "R_{2→1}" in pair["operator"]
 
 
 PROGRAMS = (

@@ -1,4 +1,4 @@
-"""`linop.testing.parallel`: collectives of torch, followed element by element, are linop's
+"""`linop.testing.parallel`: what ranks do in their own memory, followed element by element, as
 operators; the shadows of tensors follow what torch does to them."""
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, Partition, TensorSpace
-from linop.testing.parallel.lifting import operator, place_of, space_of
-from linop.testing.parallel.matrices import matrix
-from linop.testing.parallel.recording.records import Collective, Record
+from linop.testing.parallel.lifting.functions import function
+from linop.testing.parallel.lifting.places import (
+    applied,
+    coefficient,
+    count,
+    exactly,
+    largest,
+    local,
+    moves,
+    place_of,
+    space_of,
+    sums_of_ranks,
+)
+from linop.testing.parallel.recording.records import Record
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -25,39 +35,13 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linop.testing.parallel.recording.records import Lifted, Moved
 from linop.testing.parallel.recording.shadows import Shadows
 
-worlds, sizes = st.integers(2, 5), st.integers(1, 4)
+sizes_of_ranks = st.lists(st.lists(st.integers(0, 4), max_size=2), min_size=1, max_size=4)
 
 
-def lifted(name: str, world: int, given: int, made: int, peer: int = -1) -> np.ndarray:
-    """The matrix of the operator of one collective of all ranks."""
-    records, movements = {}, {}
-    for rank in range(world):
-        about = Collective(
-            0, name, tuple(range(world)), "sum", peer, [], [], None, None, "", "", "forward", 0, -1,
-            "", "float64", "",
-        )  # fmt: skip
-        arguments, results = np.arange(1, given + 1), np.arange(given + 1, given + made + 1)
-        sent = [arguments] if name != "broadcast" or rank == peer else []
-        records[rank] = Record(rank, 0.0, [], [], [about], {})
-        movements[rank] = Lifted(0, False, [arguments], [results], [Moved(0, sent, [results])])
-    found = matrix(records, movements, [[0]] * world, [[0]] * world)
-    ends = (
-        space_of(name, {r: [n] for r in range(world)}) for name, n in (("x", given), ("y", made))
-    )
-    op = operator(found, *ends)
-    assert op.H.H.equals(op)
-    return of(op)
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 4), max_size=2), min_size=1, max_size=4),
-    st.lists(st.lists(st.integers(0, 4), max_size=2), min_size=1, max_size=4),
-    st.data(),
-)
-def test_an_operator_has_the_matrix_that_it_is_of(
+@given(sizes_of_ranks, sizes_of_ranks, st.data())
+def test_an_operator_has_the_entries_that_it_is_of(
     given: list[list[int]], made: list[list[int]], data: st.DataObject
 ) -> None:
     ends = [space_of(name, dict(enumerate(sizes))) for name, sizes in (("x", given), ("y", made))]
@@ -66,45 +50,50 @@ def test_an_operator_has_the_matrix_that_it_is_of(
     entries = data.draw(st.lists(coefficients, min_size=shape[0] * shape[1],
                                  max_size=shape[0] * shape[1]))  # fmt: skip
     wanted = np.array(entries, float).reshape(shape)
-    assert np.array_equal(of(operator(wanted, *ends)), wanted)
+    rows, columns = wanted.nonzero()
+    numbers, is_exact = exactly(wanted[rows, columns])
+    op = local("L_k", *ends, rows, columns, numbers)
+    assert is_exact and str(op) in ("L_k", "O")
+    assert np.array_equal(of(op), wanted)
+    assert np.array_equal(of(op.H), wanted.T)
+    assert getattr(op, "body", op).equals(op)  # the memory operators that the name stands for
+    _check_questions(op.movement(), wanted)
     for space in ends:
-        sizes = [(r.workers[0], int(r.name[1]), e) for r in space.regions for e in range(r.size)]
-        assert [place_of(space, k) for k in range(space.size)] == sizes
+        each = [(r.workers[0], int(r.name[1]), e) for r in space.regions for e in range(r.size)]
+        assert [place_of(space, k) for k in range(space.size)] == each
+
+
+def _check_questions(made: linop.Movement, wanted: np.ndarray) -> None:
+    ranks = [
+        np.repeat([r.workers[0] for r in s.regions], [r.size for r in s.regions])
+        for s in (made.codomain, made.domain)
+    ]
+    x = np.arange(1.0, wanted.shape[1] + 1)
+    assert np.allclose(applied(made, x), wanted @ x)
+    assert np.allclose(applied(made, x, magnitudes=True), abs(wanted) @ x)
+    assert count(made) == np.count_nonzero(wanted)
+    i, j = wanted.nonzero()
+    assert moves(made) is bool((ranks[0][i] != ranks[1][j]).any())
+    of_each = [len({ranks[1][b] for a, b in zip(i, j, strict=True) if a == row}) for row in set(i)]
+    assert sums_of_ranks(made) is bool(of_each and min(of_each) > 1)
+    row, column, size = largest(made)
+    assert size == abs(wanted).max(initial=0)
+    if size:
+        first = np.argwhere(abs(wanted) == size)[0]
+        assert [row, column] == first.tolist()
+        assert float(coefficient(made, row, column)) == pytest.approx(wanted[row, column])
+
+
+@pytest.mark.parametrize(
+    ("value", "fraction"), [(1 / 3, True), (0.1, True), (1 / 4999, True), (3**-0.5, False)]
+)
+def test_factors_are_read_as_fractions(value: float, fraction: bool) -> None:
+    (number,), is_exact = exactly(np.array([value]))
+    assert is_exact is fraction and float(number) == pytest.approx(value, rel=1e-15)
 
 
 def of(op: linop.LinearOperator) -> np.ndarray:
     return op.to_matrix().toarray()
-
-
-@given(worlds, sizes)
-def test_collectives_are_linops(world: int, n: int) -> None:
-    grid = Partition((world,))
-    copies = TensorSpace((n,), grid, axes=(COPIES,))
-    assert np.array_equal(lifted("all_reduce", world, n, n), of(linop.all_reduce(copies)))
-    gather = of(linop.all_gather(TensorSpace((world * n,), grid)))
-    assert np.array_equal(lifted("all_gather", world, n, world * n), gather)
-    assert np.array_equal(lifted("reduce_scatter", world, world * n, n), gather.T)
-
-
-@given(worlds, sizes, st.data())
-def test_a_broadcast_is_linops(world: int, n: int, data: st.DataObject) -> None:
-    root = data.draw(st.integers(0, world - 1))
-    X = TensorSpace((n,), Partition((1,), [root]))
-    wanted = of(linop.broadcast(X, Partition((world,))))
-    found = lifted("broadcast", world, n, n, root)
-    assert np.array_equal(found[:, root * n : (root + 1) * n], wanted)
-    assert np.count_nonzero(found) == np.count_nonzero(wanted)
-
-
-@given(worlds, sizes)
-def test_an_all_to_all_is_its_own_adjoint(world: int, n: int) -> None:
-    found = lifted("all_to_all", world, world * n, world * n)
-    assert np.array_equal(found, found.T)
-    assert np.array_equal(found @ found, np.eye(len(found)))
-    # Chunk s of rank r goes to chunk r of rank s: a transposition of the axes of ranks and chunks.
-    x = np.arange(float(len(found)))
-    wanted = x.reshape(world, world, n).transpose(1, 0, 2).ravel()
-    assert np.array_equal(found @ x, wanted)
 
 
 # Shadows
@@ -134,6 +123,13 @@ def scaled_in_place(x: torch.Tensor) -> torch.Tensor:
     return y.sub_(x.flip(0), alpha=0.5)
 
 
+def with_zeros(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:1] = 0
+    y[:, 1].fill_(0.0)
+    return y
+
+
 LINEAR = {
     "views": lambda x: x.t().reshape(2, -1).unsqueeze(1).expand(2, 3, -1),
     "pieces": lambda x: torch.cat([*x.chunk(2)[::-1], x[1:2]], 0).contiguous(),
@@ -144,6 +140,7 @@ LINEAR = {
     "pad": lambda x: torch.nn.functional.pad(x, (1, 2)),
     "slices": into_slices,
     "in place": scaled_in_place,
+    "zeros": with_zeros,
 }
 
 
@@ -155,8 +152,11 @@ def test_shadows_follow_linear_functions(name: str) -> None:
         y = LINEAR[name](x)
     done = shadows.finish([y])
     assert not done.unknown
+    ends = space_of("x", {0: [12]}), space_of("y", {0: [y.numel()]})
     record = Record(0, 0.0, [], [], [], {})
-    found = matrix({0: record}, {0: done}, [[0]], [[0]]).toarray()
+    made = function({0: record}, {0: done}, [[0]], [[0]], *ends)
+    assert made.exact and not made.collectives
+    found = of(made.operator)
     units = torch.eye(12, dtype=x.dtype).reshape(12, 4, 3)
     wanted = torch.stack([LINEAR[name](unit).reshape(-1) for unit in units], 1).numpy()
     assert np.array_equal(found, wanted)

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from linop.testing import ParallelReport
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 from support.parallel_jobs import reports
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from linop.errors import BackendError
 from linop.testing.parallel.findings import ParallelReport
 from linop.testing.parallel.mpi.check import check_mpi
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 from support import mpi_programs
 from support.checked_programs import reports
 from support.requirements import needs_mpi
@@ -32,7 +32,7 @@ WRONG = {
     "SlicedGather": (INPUT, Kind.OTHER, "Gathered.apply", "in the backward pass of Gathered"),
     "SwappedParts": (INPUT, Kind.SHARD, "Turned.apply", "the adjoint of Turned"),
     "WrongCommunicator": (INPUT, Kind.OTHER, "Copy.apply", "all-reduce over ranks 0, 2"),
-    "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "is 0.5 times element 0 of the result"),
+    "Stages": (BEFORE, Kind.FACTOR, "Message.apply", "is 1/2 times element 0 of the result"),
     "NumpyInManyWays": (INPUT, Kind.OTHER, "ManyWays.apply", "the adjoint of ManyWays"),
     "PickledSum": (BEFORE, Kind.FACTOR, "Pickled.apply", "is too many"),
     "SumOfGathered": (BEFORE, Kind.FACTOR, "TensorsGathered.apply", "is too many"),

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from linop.testing import check_parallel
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 from support.parallel_jobs import reports
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`linop.testing.parallel.relations`: how values of several ranks are related to expected ones."""
+"""`linop.testing.parallel.twins.relations`: how values of ranks are related to expected ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
-from linop.testing.parallel.parameters import Tolerances, _on_own_elements
 from linop.testing.parallel.recording.records import Parameter
-from linop.testing.parallel.relations import (
+from linop.testing.parallel.twins.parameters import Tolerances, _on_own_elements
+from linop.testing.parallel.twins.relations import (
     Index,
     Kind,
     Scale,

@@ -18,7 +18,7 @@ from support.spmd import forms
 from support.spmd.fault_table import Hunt, hunt
 from support.spmd.faults import FAULTS, Fault
 
-WATCH = 1.5
+WATCH = 4.0
 
 
 @needs_mpi

@@ -63,6 +63,17 @@ def test_the_type_marker_is_installed(installed: set[str]) -> None:
     assert "linop/py.typed" in installed
 
 
+def test_the_page_that_linop_explain_prints_is_installed(installed: set[str]) -> None:
+    assert "linop/tools/errors.md" in installed
+
+
+def test_that_page_is_a_link_to_that_of_the_site() -> None:
+    """Of which a source distribution has a copy."""
+    page, link = ROOT / "docs/errors.md", ROOT / "linop/tools/errors.md"
+    assert link.read_bytes() == page.read_bytes()
+    assert link.is_symlink() or not (ROOT / ".git").exists()
+
+
 def test_differences_names_both_sides() -> None:
     """The helper must fail where it should."""
     assert differences(["linop/a.py", "linop/b.py"], ["linop/b.py", "linop/c.py"]) == [

@@ -118,7 +118,7 @@ def test_version(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("linop ", {"doctor", "show", "verify", "demo", "simulate"}),
+        ("linop ", {"doctor", "show", "verify", "demo", "simulate", "explain"}),
         ("linop si", {"simulate"}),
         ("linop simulate --w", {"--workers"}),
     ],

@@ -48,9 +48,12 @@ class Bridge:
             on every worker: backward runs on all of them or none, whichever tensors a worker has.
             Each bridge has its own: torch's anomaly mode holds the lock of a leaf's node while it
             waits for the interpreter, so that threads with a common leaf would deadlock.
+        materializes: True: torch makes zeros of gradients that are None, before `filled`.
         takes_one: True if this worker holds one region of the domain.
         makes_many: True if it holds several of the codomain.
     """
+
+    materializes = True
 
     def __init__(self, plan: BoundPlan, order: Order) -> None:
         plan.counters.forget()
@@ -108,6 +111,14 @@ class Bridge:
     def zeros(self) -> list[Any]:
         """A zero argument, as tensors."""
         return [port.zeros() for port in self._into] or [torch.zeros_like(self._nothing)]
+
+    def zero(self, k: int) -> Any:
+        """A zero tensor of one of the regions held here."""
+        return self._into[k].zeros()
+
+    def filled(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Gradients of the adjoint's results, as arguments."""
+        return gradients
 
     def tensors(self, x: Any) -> list[Any]:
         """Tensors of a user's argument, in the order of the regions held here; a zero-volume tensor

@@ -69,6 +69,17 @@ def apply(
         DTypeError: torch has no such dtype. ArgumentError, RegionError, ShapeError, DTypeError: a
             tensor has the wrong type, device, layout, shape or dtype. BackendError: workers are
             missing, or their calls differ. All on every worker.
+
+    Example:
+        >>> X = linop.TensorSpace((6,), linop.Partition((2,)))
+        >>> halos = linop.halo_exchange(X, kernel_size=3, padding=1)
+        >>> def main(backend):
+        ...     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        ...     y = linop.autograd.apply(halos, x)  # with an edge of the neighbour's
+        ...     y.sum().backward()
+        ...     return y.tolist(), x.grad.tolist()
+        >>> linop.launch(main, workers=2)
+        [([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 2.0]), ([1.0, 1.0, 1.0, 1.0], [2.0, 1.0, 1.0])]
     """
     if torch.compiler.is_dynamo_compiling():
         return _uncompiled(op, x, backend, where, empty)
@@ -120,7 +131,18 @@ def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
 class Module(torch.nn.Module):
     """`apply` as a module, without parameters: ``Module(op)(x)``. torch.compile and torch.export
     record it as ``torch.ops.linop.plan``, whose backward is the plan of the adjoint. Compiled code
-    follows if `op` is set to another one; an exported program keeps the first."""
+    follows if `op` is set to another one; an exported program keeps the first.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition((2,)), axes=[linop.COPIES])
+        >>> total = linop.all_reduce(X)
+        >>> x = torch.tensor([[1.0, 2.0], [10.0, -20.0]], dtype=torch.float64)
+        >>> def main(backend):
+        ...     net = torch.nn.Sequential(linop.autograd.Module(total), torch.nn.ReLU())
+        ...     return net(x[backend.worker]).tolist()
+        >>> linop.launch(main, workers=2)
+        [[11.0, 0.0], [11.0, 0.0]]
+    """
 
     def __init__(self, op: LinearOperator | BoundPlan, backend: Backend | None = None) -> None:
         super().__init__()
@@ -143,9 +165,9 @@ class Module(torch.nn.Module):
             from linop.backends.autograd.traced import followed
 
             return followed(self, self.key, self.anchor, x)
-        return self.traced(x)
+        return self.recorded(x)
 
-    def traced(self, x: Any = None) -> Any:
+    def recorded(self, x: Any = None) -> Any:
         """A call that is run, by torch's tracers, too."""
         return apply(self.op, x, self.backend)
 
@@ -160,6 +182,17 @@ def add_dependency(x: Tensor, *unused: Tensor) -> Tensor:
     Args:
         x: a tensor, such as the loss of this worker.
         unused: tensors, of any shapes and dtypes.
+
+    Example:
+        >>> gather = linop.all_gather(linop.TensorSpace((4,), linop.Partition((2,))))
+        >>> def main(backend):
+        ...     x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+        ...     y, loss, user = linop.autograd.apply(gather, x), x.sum(), backend.worker == 0
+        ...     loss = loss + y.sum() if user else linop.autograd.add_dependency(loss, y)
+        ...     loss.backward()
+        ...     return x.grad.tolist()
+        >>> linop.launch(main, workers=2)
+        [[2.0, 2.0], [2.0, 2.0]]
     """
     for other in unused:
         # A sum of no elements: infinities and NaNs do not reach x.
@@ -173,15 +206,26 @@ FOLLOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 """False with versions of torch whose compiler does not follow modules that it has to run."""
 
 
-def records() -> bool:
-    """True if torch's compiler may record plans here: not on several threads, of which one has the
-    compiler and would wait for the others, which wait for it."""
+def hindrance() -> str:
+    """Reason why torch's compiler may not record plans here; empty if it may. Not on several
+    threads, of which one has the compiler and would wait for the others, which wait for it."""
     here = current()
-    return FOLLOWS and (here.name != "threads" or here.worker is None or here.workers == 1)
+    if here.name == "threads" and here.worker is not None and here.workers != 1:
+        return (
+            "torch's compiler is one for all threads of a process, and workers would wait for each "
+            "other in it: start processes, by mpiexec or torchrun"
+        )
+    return "" if FOLLOWS else f"torch 2.13 is needed, and this is {torch.__version__}"
+
+
+def records() -> bool:
+    """True if torch's compiler may record plans here."""
+    return not hindrance()
 
 
 # As torch.compiler.assume_constant_result does, which imports the compiler: called while it traces.
-records._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _function in (hindrance, records):
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 _keys = itertools.count()
@@ -239,7 +283,7 @@ class _Rules(torch.autograd.Function):
         try:
             adjoint.closing(number)
             call = opened(adjoint) if torch.is_grad_enabled() else 0, where, ctx.given
-            return None, None, None, *_through(adjoint, call, gradients)
+            return None, None, None, *_through(adjoint, call, adjoint.filled(gradients))
         except LinopError as error:
             name_layer(error, where and f"{where}, backward")
             raise
@@ -270,6 +314,8 @@ class _Apply(_Rules):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any) -> Any:
         ctx.bridge, ctx.call, ctx.given = bridge, call, bridge.empty(tensors)
+        if not bridge.materializes:
+            ctx.set_materialize_grads(False)
         return _ran(bridge, call, tensors)
 
 
@@ -297,6 +343,8 @@ class _End(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, call: CallSite, token: Any) -> Any:
         ctx.bridge, ctx.call = bridge, call
+        if not bridge.materializes:
+            ctx.set_materialize_grads(False)
         return bridge.finish()
 
     @staticmethod
@@ -305,7 +353,8 @@ class _End(torch.autograd.Function):
         number, where, _ = ctx.call
         try:
             adjoint.closing(number)
-            return None, None, _begin(adjoint, where, adjoint.anchor, *gradients)
+            given = adjoint.filled(gradients)
+            return None, None, _begin(adjoint, where, adjoint.anchor, *given)
         except LinopError as error:
             name_layer(error, where and f"{where}, backward")
             raise

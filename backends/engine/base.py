@@ -55,6 +55,11 @@ class Backend(Keeper, ABC):
         started: plans with an unfinished run, kept alive since messages still arrive.
         placement: the machine of each worker, the same on all workers; None if they are on one.
             Set before the first plan is compiled.
+
+    Example:
+        >>> X = linop.Space(linop.Region("x", (2,)))
+        >>> linop.backends.get("threads").compile(2 * linop.identity(X))(np.ones(2)).tolist()
+        [2.0, 2.0]
     """
 
     name: str
@@ -163,6 +168,15 @@ class BoundPlan(Keeper, ABC):
 
     One run at a time: a second call before the first has finished, from any thread, is an error;
     runs of different plans, ``plan.H`` included, may overlap. ``with plan:`` ends in `release`.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> def program(backend):
+        ...     plan = linop.gather(X, 0).compile(backend)  # worker 1 gets nothing
+        ...     y = plan(np.full(2, 1.0 * backend.worker))
+        ...     return y if y is None else y.tolist(), plan.H(y).tolist()
+        >>> linop.launch(program, workers=2)
+        [([0.0, 0.0, 1.0, 1.0], [0.0, 0.0]), (None, [1.0, 1.0])]
     """
 
     def __init__(self, op: LinearOperator, backend: Backend) -> None:

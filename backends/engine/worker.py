@@ -55,6 +55,14 @@ class Worker(Backend):
     Args:
         debug: compare all workers' calls and arguments at every call, and verify plans at compile
             time (`linop.backends.engine.proving`).
+
+    Example:
+        What `linop.launch` passes to a program:
+
+        >>> def program(backend):
+        ...     return isinstance(backend, linop.backends.Worker), backend.worker, backend.workers
+        >>> linop.launch(program, workers=2)
+        [(True, 0, 2), (True, 1, 2)]
     """
 
     def __init__(

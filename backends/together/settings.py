@@ -303,8 +303,8 @@ def alike(everyone: Sequence[Founds]) -> dict[str, Any]:
     if differ:
         raise BackendError(
             f"workers have different settings: {'; '.join(differ)}. Give all workers the same, as "
-            f"arguments or as variables of every rank's environment, to which mpiexec takes those "
-            f"of other machines only if it is told to (Open MPI: -x NAME, MPICH: -genvlist NAME)"
+            f"arguments or as variables of every rank's environment: to other machines Open MPI's "
+            f"mpiexec passes on those that are named (-x NAME), MPICH's all unless told (-genvlist)"
         )
     return {option: found.value for option, found in everyone[0].items()}
 

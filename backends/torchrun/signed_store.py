@@ -139,17 +139,30 @@ class SignedStore:
 
     def append(self, series: str, number: int, item: object) -> None:
         """Write a message under the first number from the given one on that is free in a series,
-        whose messages stay."""
+        whose messages stay. `following` reads it."""
+        # The answer is what stands there, and equal items would be taken for one another.
+        marked = (secrets.token_hex(8), item)
         with self._used():
             while True:
                 name = f"{series}/{number}"
-                sealed = self.seal(name, item)
+                sealed = self.seal(name, marked)
                 self._kept[name] = sealed
                 # Written if there is none, in one step of the server's.
                 if self._store.compare_set(name, "", sealed) == sealed:
                     return
                 del self._kept[name]
                 number += 1
+
+    def following(self, series: str, number: int) -> Any:
+        """Wait for the item of that number in a series; for one thread.
+
+        Raises:
+            TamperedError: no worker has written it.
+            torch.distributed.DistError: the server has ended, or `LONGEST` is over.
+        """
+        name = f"{series}/{number}"
+        _, item = self.opened(name, self.log.get(name))
+        return item
 
     def _peek(self, name: str) -> bytes | None:
         # One round trip, and no wait for a message that somebody deletes just now.

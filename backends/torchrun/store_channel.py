@@ -236,9 +236,8 @@ class StoreChannel:
 
     def _listen(self) -> None:
         while not self._is_over():
-            name = f"log/{self._next}"
             try:
-                said = self._store.opened(name, self._store.log.get(name))
+                said = self._store.following("log", self._next)
             except dist.DistStoreError:  # after `LONGEST`
                 continue
             except dist.DistError:

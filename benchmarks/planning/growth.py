@@ -1,22 +1,26 @@
 """Growth of proofs and plans with the number of workers: CPU seconds, and peak memory.
 
-    python benchmarks/planning/growth.py [--repeats N] [--workers P] [--only WORDS]
+    python benchmarks/planning/growth.py [--repeats N] [--workers P] [--only WORDS] [--save]
 
 Every sample is a process of its own; all cases are run in turn, `repeats` times. Prints minimum,
 median and maximum CPU seconds of the question, without the construction of its operators unless
-that is the question, and the largest peak of resident memory above `import linop`, in Markdown.
+that is the question, and the largest peak of resident memory above `import linop`, in Markdown;
+with ``--save`` into ``results/growth.md`` too, which docs/best.md has a plot of.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +30,9 @@ from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.operators.algebra import expanded
 from linop.planning.lowering import lower
 
-WORKERS = (64, 1024, 4096)
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/growth.md"
+WORKERS = (16, 64, 256, 1024, 4096)
 LIMIT = 600
 """Seconds after which a sample is abandoned."""
 
@@ -146,6 +152,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     workers: Annotated[list[int] | None, typer.Option(help="how many; repeat it")] = None,
     only: Annotated[str, typer.Option(help="part of the names")] = "",
+    save: Annotated[bool, typer.Option(help="into results/growth.md")] = False,
     sample_of: Annotated[str | None, typer.Option("--sample", hidden=True)] = None,
 ) -> None:
     """Print the table."""
@@ -162,12 +169,21 @@ def main(
     for _ in range(repeats):
         for row in rows:
             found[row].append(sampled(*row))
-    print("| question | workers | min s | median s | max s | peak MB |\n" + "| --- " * 6 + "|")
+    lines = ["| question | workers | min s | median s | max s | peak MB |", "| --- " * 6 + "|"]
     for (name, count), samples in found.items():
         times, megabytes = zip(*samples, strict=True)
-        numbers = min(times), statistics.median(times), max(times)
-        print(f"| {name} | {count} | ", end="")
-        print(" | ".join(f"{t:.3f}" for t in numbers), f"| {max(megabytes):.0f} |")
+        numbers = [f"{t:.4f}" for t in (min(times), statistics.median(times), max(times))]
+        cells = [name, str(count), *numbers, f"{max(megabytes):.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    print("\n".join(lines))
+    if save:
+        sys.path.insert(0, str(ROOT))
+        from benchmarks.harness import saving
+
+        about = {"Python": platform.python_version(), "NumPy": version("numpy")}
+        facts = saving.facts_text(saving.machine([]) | about | {"runs": str(repeats)})
+        text = "\n".join(["# Growth of proofs and plans\n", facts, *lines, ""])
+        RESULTS.write_text(text, encoding="utf-8")
     return None
 
 

@@ -57,15 +57,7 @@ def runs(size: gpt.Size, steps: int, rows: int) -> str:
             row = [strategy, str(workers), f"{alike} of {steps}", "yes" if same else "no"]
             cells.append([*row, f"{every[0][0][-1]:.17g}", every[0][1][:12], f"{seconds:.2f}"])
             print("|", " | ".join(cells[-1]), "|", file=sys.stderr, flush=True)
-    header = [
-        "strategy",
-        "workers",
-        "losses equal",
-        "all bits",
-        "last loss",
-        "parameters",
-        "s/step",
-    ]
+    header = ["strategy", "workers", "losses equal", "all bits", "last loss", "parameters"]
     return markdown([*header, "s a step"], cells)
 
 

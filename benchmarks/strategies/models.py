@@ -30,6 +30,7 @@ from support.models.packages import missing, versions  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+TOTALS = {"unfit": "cells with no plan here (—)"}
 WORDS = {"right": "right", "unfit": "—", "refused": "refused", "raw": "error", "wrong": "**wrong**"}
 STORE = Path(__file__).with_name("results") / "models.jsonl"
 SIDES = "threads", "ranks", "torch"
@@ -124,7 +125,7 @@ def written(lines: list[str], totals: Mapping[str, int]) -> None:
     _, _, after = rest.partition(END)
     today = datetime.datetime.now(datetime.UTC).date()
     head = f"{today}, {versions()}, 2 workers (4 along two axes), float64."
-    counts = ", ".join(f"{n} {kind}" for kind, n in totals.items())
+    counts = ", ".join(f"{n} {TOTALS.get(kind, kind)}" for kind, n in totals.items())
     text = "\n".join(["", "", head, f"linop: {counts}.", "", *lines, ""])
     PAGE.write_text(f"{before}{BEGIN}{text}{END}{after}")
 

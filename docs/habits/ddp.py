@@ -17,5 +17,5 @@ for _ in range(2):
         adam.zero_grad()
         loss.backward()
         adam.step()
-print(f"trained: {sum(float(p.abs().sum()) for p in net.parameters()):.4f}")
+print(f"trained: {sum(p.abs().sum().item() for p in net.parameters()):.4f}")
 torch.distributed.destroy_process_group()

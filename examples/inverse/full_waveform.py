@@ -73,4 +73,4 @@ def main(backend: Any) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    print("shares of misfit and error that are left:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: shares of misfit and error left:", main(b)))

@@ -20,4 +20,4 @@ def main(backend: linop.backends.Backend) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    print("errors of the source, of the temperatures:", *linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: errors of source and data:", *main(b)))

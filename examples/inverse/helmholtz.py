@@ -12,4 +12,4 @@ def main(backend: linop.backends.Backend) -> float:
 
 
 if __name__ == "__main__":
-    print("relative residual:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: relative residual:", main(b)))

@@ -17,4 +17,4 @@ def main(backend: linop.backends.Backend) -> tuple[int, float]:
 
 
 if __name__ == "__main__":
-    linop.launch(lambda backend: print(f"worker {backend.worker}: spikes, error", *main(backend)))
+    linop.launch(lambda b: print(f"worker {b.worker}: number of spikes, error:", *main(b)))

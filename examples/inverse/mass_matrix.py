@@ -17,4 +17,4 @@ def main(backend: linop.backends.Backend) -> list[float]:
 
 
 if __name__ == "__main__":
-    print("eigenvalues:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: eigenvalues:", main(b)))

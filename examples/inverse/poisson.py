@@ -15,4 +15,4 @@ def main(backend: linop.backends.Backend) -> tuple[int, float]:
 
 
 if __name__ == "__main__":
-    print("iterations, relative residual:", *linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: iterations, relative residual:", *main(b)))

@@ -24,4 +24,4 @@ def main(backend):
 
 
 if __name__ == "__main__":
-    print("iterations: in L2 {}, in H1 {}".format(*linop.launch(main)[0]))
+    linop.launch(lambda b: print(f"worker {b.worker}: iterations in L2, in H1:", *main(b)))

@@ -22,4 +22,4 @@ def main(backend: linop.backends.Backend) -> float:
 
 
 if __name__ == "__main__":
-    print("error:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: error:", main(b)))

@@ -16,4 +16,4 @@ def main(backend: linop.backends.Backend, n: int = 24) -> float:
 
 
 if __name__ == "__main__":
-    print("relative error of the image:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: relative error of the image:", main(b)))

@@ -22,4 +22,4 @@ def main(backend: linop.backends.Backend, steps: int = 60) -> float:
 
 
 if __name__ == "__main__":
-    print("what the receivers hear:", linop.launch(main)[0])
+    linop.launch(lambda b: print(f"worker {b.worker}: what the receivers hear:", main(b)))

@@ -153,13 +153,40 @@ class InputAgreement(Meeting):
         if self._alone:
             return number
         code = _code(doing)
-        if in_checkpoint():
-            total, codes = run(_Recorded(self, doing), (torch.tensor([number, code]),))[0].tolist()
-        else:
-            total, codes = self.summed(number, code, doing)
+        total, codes = self._sums(number, code, doing)
         if codes != self.workers * code:
             self.gather_objects(None, doing)  # all workers know, and it is an error on each
-        return int(total)
+        return total
+
+    def joint(self, own: str | None, followed: Sequence[str], doing: str) -> str | None:
+        """The activity of all workers that have one, in which the others take part; None if nobody
+        has one. Collective.
+
+        Args:
+            own: this worker's; None: it takes part in that of others.
+            followed: activities that others can take part in; equal on all workers.
+            doing: words for what it does here, of an error.
+
+        Raises:
+            BackendError: workers are in different activities, or in one that no other can take part
+                in; on every worker.
+        """
+        some, codes = self._sums(*((0, 0) if own is None else (1, _code(own))), doing)
+        if not some and not codes:
+            return None
+        for one in followed if own is None or some < self.workers else [own]:
+            if codes == some * _code(one):
+                return one
+        self.gather_objects(None, doing)  # an error on each, as above
+        raise AssertionError(doing)
+
+    def _sums(self, number: int, code: int, doing: str) -> tuple[int, int]:
+        """`summed`, which a checkpoint records."""
+        if in_checkpoint():
+            given = (torch.tensor([number, code]),)
+            number, code = run(_Recorded(self, doing), given)[0].tolist()
+            return number, code
+        return self.summed(number, code, doing)
 
     def summed(self, number: int, code: int, doing: str) -> tuple[int, int]:
         """Sums over all workers of a number, and of the code of what they do; collective."""
@@ -169,8 +196,11 @@ class InputAgreement(Meeting):
             board = self._board = self._backend.board(doing)
         if board is not None:
             return board.sum(number, code, doing)
-        if self._failed or not _runs(self._sum, self._backend):
-            self.gather_objects(None, doing)  # so do the others, which have caught the error, too
+        known = self._sum.kept.get(self._backend) is not None
+        if self._failed or not known or not _runs(self._sum, self._backend):
+            # So do the others, as at the first sum, which says what it is of; or they have caught
+            # the error, too.
+            self.gather_objects(None, doing)
         try:
             bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
             # 5 µs less than through tensors
@@ -366,6 +396,17 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
 
     Args:
         fixed: False restores the agreement inside of another such context.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(4.0).chunk(2)
+        >>> def main(backend):
+        ...     total, calls = layers.Sum(P), lambda: sum(row.calls for row in backend.counters())
+        ...     first = total(x[backend.worker]), calls()
+        ...     with layers.fixed_shapes():
+        ...         return *first, total(x[backend.worker]), calls()
+        >>> y, plans, again, then = linop.launch(main, workers=2)[0]
+        >>> y.item(), again.item(), plans, then - plans  # the sum, and an agreement; the sum alone
+        (6.0, 6.0, 2, 1)
     """
     backend = program_backend()
     agreement = agreement_of(backend)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.real_calls import apart
 from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
 from linop.layers.agreement.input_agreement import Cache, program_backend
 from linop.layers.attention.blocks import spread_over
@@ -18,8 +19,9 @@ from linop.layers.attention.checks import check
 from linop.layers.attention.cuts import Segments, in_order, size, zigzag
 from linop.layers.attention.ring import Ring
 from linop.layers.dropout import BITS, Dropout, random_bits
-from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.moments import wide
+from linop.layers.zero_volume import empty_block, zero_volume_result
 from linop.operators.collectives import shift
 from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
@@ -189,7 +191,7 @@ def local_attention(
     Q, K, V = spaces
     K, fetch_k = with_heads_of(layer, K, Q, 1)
     V, fetch_v = with_heads_of(layer, V, Q, 2)
-    seed_of = None if drop is None else drop._seed
+    seed_of = None if drop is None else drop.drawn_seed
     ring = _ring(layer, settings, (Q, K, V), queries, keys)
     if ring is None:
         return lambda *tensors: _outside(seed_of if layer.training else None, Q, tensors)
@@ -411,11 +413,46 @@ def scaled_dot_product_attention(
         ShapeError, DTypeError, PartitionError: tensors do not fit each other, or the cut;
         ArgumentError: an argument is none of these; BackendError: workers pass different
             arguments. On every worker, before anything is sent.
+
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.rand(1, 2, 6, 4)  # a sequence of 6, in halves
+        >>> def main(backend):
+        ...     mine = x.chunk(2, dim=2)[backend.worker]
+        ...     return layers.scaled_dot_product_attention(mine, mine, mine, is_causal=True, P_x=P)
+        >>> y = torch.cat(linop.launch(main, workers=2), dim=2)
+        >>> whole = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> torch.allclose(y, whole, atol=1e-5)
+        True
     """
+    given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    rest = P_x, x_axes, method, zigzag, window
+    if torch.compiler.is_dynamo_compiling():
+        from linop.layers.attention.compiled import compiled_attention  # imports this module
+
+        return compiled_attention("", *given, *rest)
+    return attended(*given, *rest)
+
+
+def attended(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor | None,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    P_x: Partition,
+    x_axes: Sequence[Axis] | None,
+    method: str,
+    zigzag: bool,
+    window: int | None,
+) -> Tensor:
+    """As `scaled_dot_product_attention`, by torch's tracers, too."""
     settings = Settings(
         dropout_p, is_causal, scale, enable_gqa, method, zigzag, attn_mask is not None, window
     )
-    layer = attention_of(P_x, settings, x_axes)
+    layer = apart(attention_of, P_x, settings, x_axes)
     given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     result: Tensor = layer(*given)
     return result

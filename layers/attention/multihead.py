@@ -11,10 +11,12 @@ from torch import Tensor
 
 from linop.backends import use
 from linop.backends.autograd.functions import add_dependency
+from linop.backends.autograd.real_calls import apart
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.layers.attention.attention import Settings, attention_of
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import drawn, hold
+from linop.layers.zero_volume import zero_volume_result
 from linop.normal_form.matching import Segment
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
@@ -36,8 +38,9 @@ class MultiheadAttention(Layer):
 
     Args:
         P_x: the partition of inputs and output; axis k of the grid splits dimension k.
-        embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in torch.nn.
-            Dropout's zeros do not depend on the cut. Any number of heads.
+        embed_dim, bias, kdim, vdim, batch_first, device, dtype: as in torch.nn.
+        num_heads: any number that divides `embed_dim`, also fewer than there are workers.
+        dropout: as in torch.nn; its zeros do not depend on the cut.
         add_bias_kv, add_zero_attn: not supported.
         x_axes: roles of the grid axes, where they are others, as in `linop.TensorSpace`.
         method, zigzag: of sequences that are cut, as of
@@ -46,6 +49,17 @@ class MultiheadAttention(Layer):
     Raises:
         ArgumentError: an argument is not supported, or heads do not divide `embed_dim`;
             PartitionError: several grid axes cut the heads.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.rand(6, 1, 4)  # a sequence of 6, in halves
+        >>> twin = torch.nn.MultiheadAttention(4, 2)
+        >>> def main(backend):
+        ...     attention, mine = layers.MultiheadAttention(P, 4, 2), x.chunk(2)[backend.worker]
+        ...     layers.scatter_state(attention, twin.state_dict())
+        ...     return attention(mine, mine, mine)[0]
+        >>> y = torch.cat(linop.launch(main, workers=2))
+        >>> torch.allclose(y, twin(x, x, x)[0], atol=1e-5)
+        True
     """
 
     in_proj_weight: Tensor | None
@@ -189,6 +203,25 @@ class MultiheadAttention(Layer):
                 "MultiheadAttention: need_weights=True, but the matrix of weights is nowhere "
                 "whole; need_weights=False expected"
             )
+        if torch.compiler.is_dynamo_compiling():
+            given = query, key, value, key_padding_mask, attn_mask, is_causal
+            return self.compiled(*given), None
+        return self.recorded(query, key, value, key_padding_mask, attn_mask, is_causal), None
+
+    def called_by_code(self, query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        padding, mask, causal = rest
+        return self.forward(query, key, value, padding, False, mask, True, causal)[0]
+
+    def recorded(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """The block of the output; see `forward`."""
         q, k, v = super().forward(query, key, value)
         mask = None if is_causal else attn_mask
         mask = merged(mask, key_padding_mask, q)
@@ -202,13 +235,17 @@ class MultiheadAttention(Layer):
             1 if g == self.cut else names[where[g]] if g in where else REPLICATED
             for g in range(self.inputs[0].ndim)
         ]
-        with use(self.backend):
-            layer = attention_of(self.inputs[0], settings, axes)
+        layer = apart(self._attention, settings, axes)
         y = layer(q, k, v) if mask is None else layer(q, k, v, mask)
         if self.worker in self.inputs[0]:
             order = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
             y = y.permute(order).flatten(2)
-        return self.out_proj(y), None
+        result: Tensor = self.out_proj(y)
+        return result
+
+    def _attention(self, settings: Settings, axes: Sequence[Axis]) -> Layer:
+        with use(self.backend):
+            return attention_of(self.inputs[0], settings, axes)
 
     def extra_repr(self) -> str:
         return f"{self.inputs[0]}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.functions import add_dependency, apply
+from linop.backends.autograd.real_calls import is_tracing, really
 from linop.backends.autograd.recompute import opened, run
 from linop.caching import cached_property
 from linop.errors import LinopError, name_layer
@@ -103,6 +104,8 @@ class Ring:
         """
         q, k, v, mask, seed = given
         assert q is not None and k is not None and v is not None
+        if is_tracing():
+            return self._traced((q, k, v, mask, seed))
         if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return self.plain((q, k, v, mask, seed))
         if not torch.is_grad_enabled():
@@ -111,6 +114,45 @@ class Ring:
         number = 0 if self.move is None else opened(bridge_of(self.move, self.backend))
         y: Tensor = _around(self, number, self.anchor, q, k, v, mask, seed)
         return y
+
+    def _traced(self, given: Given) -> Tensor:
+        """A node of torch's graphs, whose backward is another one."""
+        q, k, v, mask, seed = given
+        kind = wide(q.dtype)
+        rows = tuple(map(int, q.shape[:3]))
+        around = self.move is not None
+        kept = (*map(int, k.shape[:2]), self._longest, sum(self.features)) if around else (0,)
+        forms = [((*rows, self.features[1]), kind), ((*rows, 1), kind), (kept, k.dtype)]
+        of_inputs = [(tuple(map(int, x.shape)), x.dtype) for x in (q, k, v)]
+        forward, backward = self._nodes[mask is not None, seed is not None]
+        there = [x for x in given if x is not None]
+        out = really(self, forward, forms, *there, derivative=(backward, of_inputs))[0]
+        return out.to(q.dtype)
+
+    @cached_property
+    def _nodes(self) -> dict[tuple[bool, bool], tuple[Any, Any]]:
+        """Functions of the present tensors of `Given`, and of these, results and their gradients;
+        by the presence of the mask and the seed."""
+
+        def both(masked: bool, seeded: bool) -> tuple[Any, Any]:
+            def filled(given: Sequence[Tensor]) -> Given:
+                rest = iter(given[3:])
+                mask, seed = (next(rest) if there else None for there in (masked, seeded))
+                return (*given[:3], mask, seed)  # type: ignore[return-value]
+
+            def forward(*given: Tensor) -> Sequence[Tensor]:
+                out, logs, last = self.run(filled(given))
+                return out, logs, last if self.move is not None else last.new_empty(0)
+
+            def backward(*tensors: Tensor) -> Sequence[Tensor]:
+                given, (out, logs, last), gradient = tensors[:-6], tensors[-6:-3], tensors[-3]
+                with torch.no_grad():
+                    own = filled(given)
+                    return self.gradients(own, last, out, logs, gradient.to(own[0].dtype))
+
+            return forward, backward
+
+        return {(m, s): both(m, s) for m in (False, True) for s in (False, True)}
 
     # Local terms
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.convolutions.kernels import Kernels
@@ -30,8 +29,8 @@ class _Conv(Kernels):
 
     Args:
         P_x: the partition of the input: batch, channels, space.
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            padding_mode, device, dtype: as in torch.nn.
+        in_channels, out_channels, kernel_size, stride, padding, dilation: as in torch.nn.
+        groups, bias, padding_mode, device, dtype: as in torch.nn.
         P_y: the partition of the output; by default `P_x`.
         P_W: the workers that compute: a grid over output channels, input channels (with groups,
             those of each) and space, or over batch, output channels, input channels and space. By
@@ -42,8 +41,6 @@ class _Conv(Kernels):
         PartitionError: a grid has another number of axes. ShapeError: from a call, the input has
             other channels or dimensions, or no output; on every worker.
     """
-
-    traceable = True
 
     def __init__(
         self,
@@ -84,12 +81,12 @@ class _ConvTranspose(Kernels):
     Every worker of `P_W` gets the input that its block of the output is made of, halos included,
     for its channels; torch transposes it, and what is of other blocks is cut off. Weight and bias
     are held as those of a convolution are; with groups, the weight in blocks of input channels.
+    Calls take torch's `output_size`, too.
 
     Args:
         P_x: the partition of the input: batch, channels, space.
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
-            dilation, padding_mode, device, dtype: as in torch.nn. Calls take torch's
-            `output_size`, too.
+        in_channels, out_channels, kernel_size, stride, padding, output_padding: as in torch.nn.
+        groups, bias, dilation, padding_mode, device, dtype: as in torch.nn.
         P_y: the partition of the output; by default `P_x`.
         P_W: the workers that compute: a grid over output channels, input channels (with groups,
             those of each) and space, or over batch, output channels, input channels and space. By
@@ -143,7 +140,6 @@ class _ConvTranspose(Kernels):
         channels = in_channels, out_channels
         super().__init__(P_x, P_y, P_W, groups, window, (*channels, kernel_size, *rest))
 
-    @_disable_dynamo  # a layer is a graph break, and would be called again without output_size
     def forward(  # type: ignore[override]
         self, input: Tensor | None = None, output_size: Sequence[int] | None = None
     ) -> Tensor:
@@ -158,8 +154,19 @@ class _ConvTranspose(Kernels):
             ShapeError: the kernel has no output of that size. BackendError: workers give different
                 ones. Both on every worker.
         """
-        self.__dict__["_call_options"] = () if output_size is None else tuple(map(int, output_size))
+        size = None if output_size is None else " ".join([str(int(n)) for n in output_size])
+        if torch.compiler.is_dynamo_compiling():
+            result: Tensor = self.compiled(input, size)
+            return result
+        return self.recorded(input, size)
+
+    def recorded(self, input: Tensor | None, size: str | None = None) -> Tensor:
+        """As `forward`, with the size in one text, as graphs take it."""
+        self.__dict__["_call_options"] = () if size is None else tuple(map(int, size.split()))
         return super().forward(input)
+
+    def called_by_code(self, *arguments: Any) -> Any:
+        return self.recorded(*arguments)
 
     def fitted(self, X: TensorSpace) -> TransposedWindow:
         window = self.window
@@ -194,24 +201,107 @@ class _ConvTranspose(Kernels):
 
 
 class Conv1d(_Conv):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.ones(1, 1, 6)
+        >>> def main(backend):
+        ...     conv = layers.Conv1d(P, 1, 1, kernel_size=3, padding=1, bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[2.0, 3.0, 3.0], [3.0, 3.0, 2.0]]
+        >>> torch.nn.functional.conv1d(x, torch.ones(1, 1, 3), padding=1).flatten().tolist()
+        [2.0, 3.0, 3.0, 3.0, 3.0, 2.0]
+    """
+
     ndim = 1
 
 
 class Conv2d(_Conv):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2, 1)), torch.ones(1, 1, 6, 3)
+        >>> def main(backend):
+        ...     conv = layers.Conv2d(P, 1, 1, kernel_size=3, padding=(1, 0), bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[6.0, 9.0, 9.0], [9.0, 9.0, 6.0]]
+        >>> weight = torch.ones(1, 1, 3, 3)
+        >>> torch.nn.functional.conv2d(x, weight, padding=(1, 0)).flatten().tolist()
+        [6.0, 9.0, 9.0, 9.0, 9.0, 6.0]
+    """
+
     ndim = 2
 
 
 class Conv3d(_Conv):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2, 1, 1)), torch.ones(1, 1, 6, 3, 3)
+        >>> def main(backend):
+        ...     conv = layers.Conv3d(P, 1, 1, kernel_size=3, padding=(1, 0, 0), bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[18.0, 27.0, 27.0], [27.0, 27.0, 18.0]]
+        >>> weight = torch.ones(1, 1, 3, 3, 3)
+        >>> torch.nn.functional.conv3d(x, weight, padding=(1, 0, 0)).flatten().tolist()
+        [18.0, 27.0, 27.0, 27.0, 27.0, 18.0]
+    """
+
     ndim = 3
 
 
 class ConvTranspose1d(_ConvTranspose):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2)), torch.ones(1, 1, 4)
+        >>> def main(backend):
+        ...     conv = layers.ConvTranspose1d(P, 1, 1, kernel_size=3, stride=2, bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[1.0, 1.0, 2.0, 1.0, 2.0], [1.0, 2.0, 1.0, 1.0]]
+        >>> weight = torch.ones(1, 1, 3)
+        >>> torch.nn.functional.conv_transpose1d(x, weight, stride=2).flatten().tolist()
+        [1.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0]
+    """
+
     ndim = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2, 1)), torch.tensor([1.0, 2.0]).view(1, 1, 2, 1)
+        >>> def main(backend):
+        ...     conv = layers.ConvTranspose2d(P, 1, 1, kernel_size=2, stride=2, bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+        >>> weight = torch.ones(1, 1, 2, 2)
+        >>> torch.nn.functional.conv_transpose2d(x, weight, stride=2).flatten().tolist()
+        [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    """
+
     ndim = 2
 
 
 class ConvTranspose3d(_ConvTranspose):
+    """
+    Example:
+        >>> P, x = linop.Partition((1, 1, 2, 1, 1)), torch.tensor([1.0, 2.0]).view(1, 1, 2, 1, 1)
+        >>> def main(backend):
+        ...     conv = layers.ConvTranspose3d(P, 1, 1, kernel_size=(2, 1, 1), stride=2, bias=False)
+        ...     layers.initialize(conv, "weight", torch.nn.init.ones_)
+        ...     return conv(x.chunk(2, dim=2)[backend.worker]).flatten().tolist()
+        >>> linop.launch(main, workers=2)
+        [[1.0, 1.0], [2.0, 2.0]]
+        >>> weight = torch.ones(1, 1, 2, 1, 1)
+        >>> torch.nn.functional.conv_transpose3d(x, weight, stride=2).flatten().tolist()
+        [1.0, 1.0, 2.0, 2.0]
+    """
+
     ndim = 3

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from linop.errors import PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, empty_block
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import Sliding, TransposedWindow, Window, spatial
+from linop.layers.zero_volume import empty_block
 from linop.normal_form.matching import Segment
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective

@@ -8,14 +8,18 @@ of torch (`linop.layers.experts.slots`). So no derivative is written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.functions import add_dependency, apply
+from linop.backends.autograd.kept_graphs import KeptGraph, autocast_of, in_autocast
+from linop.backends.autograd.real_calls import is_tracing
+from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.experts.slots import counts_of, kept_of, most_rows, slots_of
 from linop.layers.layer import Layer
@@ -26,8 +30,9 @@ from linop.spaces.partition import Partition
 from linop.spaces.scalars import Array
 from linop.spaces.tensor import TensorSpace
 
-Compute = Callable[[Tensor, list[int]], Tensor]
-"""Function of rows, in the order of this worker's experts, and how many each expert has."""
+Compute = Callable[..., Tensor]
+"""Function of rows, in the order of this worker's experts, of how many each expert has, and of
+these experts' parameters."""
 
 _PLANS = 64
 """Operators of blocks that a layer keeps: those of 8 octaves."""
@@ -52,10 +57,7 @@ class Exchange:
         k: experts of a token.
         experts: of all workers.
         capacity: slots of an expert, as of `linop.Routing`.
-
-    Attributes:
-        choices: of each expert, by the tokens of all workers in the last call: int64, of shape
-            (experts,).
+        compute: the experts.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class Exchange:
         k: int,
         experts: int,
         capacity: int | None,
+        compute: Compute,
     ) -> None:
+        self._compute, self._nodes = compute, dict[Any, KeptGraph]()
         self._layer, self._experts, self._capacity = layer, experts, capacity
         self._workers = group.size
         self._index = group.workers.index(layer.worker) if layer.worker in group else -1
-        self.choices = np.zeros(experts, np.int64)
         self._made = group, features, dtype
         self._backend, self._where = layer.backend, layer.__dict__["_where"]
         self._blocks = Cache[LinearOperator | None](_PLANS)
@@ -87,13 +90,54 @@ class Exchange:
         agreement = self._layer._agreement
         return agreement.shared_operator(make, arguments, {}, self._where)
 
-    def __call__(self, x: Tensor, indices: Tensor, gates: Tensor, compute: Compute) -> Tensor:
-        """The experts' results for this worker's tokens, times gates, summed.
+    def __call__(
+        self, x: Tensor, indices: Tensor, gates: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The experts' results for this worker's tokens, times gates, summed; and the choices of
+        each expert by the tokens of all workers, int64 of shape (experts,).
 
         Args:
             x: of shape (tokens, features).
             indices, gates: of shape (tokens, k).
+            parameters: of this worker's experts.
         """
+        if not is_tracing():
+            return self._run(x, indices, gates, parameters)
+        kind = autocast_of(x)
+        # Rows come back from other workers in the dtype in which they went.
+        of_result = x.dtype if kind is None or self._gather is not None else kind
+        forms = [(tuple(map(int, x.shape)), of_result), ((self._experts,), torch.int64)]
+
+        def run(x: Tensor, gates: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+            with in_autocast(x, kind):
+                found = self._run(x, rest[-1], gates, rest[:-1])
+            return self._as_promised(found, of_result)
+
+        inputs = 2 + len(parameters)
+        node = self._node((kind, x.dtype, inputs), run, 2, inputs, inputs + 1)
+        y, choices = node.called(self._layer, forms, x, gates, *parameters, indices)
+        return y, choices
+
+    def _node(self, key: Any, run: Any, copied: int, inputs: int, arguments: int) -> KeptGraph:
+        """The one that torch's graphs know, by what it depends on."""
+        known = self._nodes.get(key)
+        if known is None:
+            name = type(self._layer).__name__
+            known = self._nodes[key] = KeptGraph(run, copied, inputs, arguments, name)
+        return known
+
+    def _as_promised(self, found: tuple[Tensor, Tensor], kind: Any) -> Sequence[Tensor]:
+        if found[0].dtype is not kind:
+            raise BackendError(
+                f"{type(self._layer).__name__} in a graph of torch's compiler: its experts made "
+                f"{found[0].dtype} of their tokens, where {kind} was expected; leave the module "
+                f"uncompiled"
+            )
+        return found
+
+    def _run(
+        self, x: Tensor, indices: Tensor, gates: Tensor, parameters: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         mine, device = indices.detach().cpu().numpy(), x.device
         counts, kept = self._counts(counts_of(mine, self._experts))
         block = self._block(most_rows(kept))
@@ -101,7 +145,7 @@ class Exchange:
         there = self._moved(slots.block, x, torch.from_numpy(slots.tokens).to(device), False)
         arrived = torch.from_numpy(slots.arrived).to(device)
         rows = there.index_select(0, arrived)
-        y = compute(rows, slots.counts)
+        y = self._compute(rows, slots.counts, *parameters)
         back = y.new_zeros((len(there), y.shape[1])).index_copy(0, arrived, y)
         back = self._moved(slots.block, back, None, True)
         each = back.index_select(0, torch.from_numpy(slots.rows).to(device))
@@ -111,10 +155,19 @@ class Exchange:
         each = each.view(*indices.shape, y.shape[1])
         kind = torch.promote_types(gates.dtype, each.dtype)  # gates may be wider, as in Mixtral
         summed = torch.bmm(gates.to(kind).unsqueeze(1), each.to(kind)).squeeze(1)
-        return summed.to(each.dtype)
+        return summed.to(each.dtype), torch.from_numpy(counts.sum((0, 1))).to(device)
 
     def outside(self, x: Tensor | None) -> Tensor:
         """The call on a worker of the program that is not of the group: a zero-volume tensor."""
+        if not is_tracing():
+            return self._run_outside(x)
+        if x is None or not x.is_floating_point():
+            x = torch.zeros(0)
+        forms = [((0,), torch_dtype(self._made[2]))]
+        node = self._node("outside", lambda x: [self._run_outside(x)], 1, 1, 1)
+        return node.called(self._layer, forms, x)[0]
+
+    def _run_outside(self, x: Tensor | None) -> Tensor:
         _, kept = self._counts(None)
         op = self._blocks[self._block(most_rows(kept))]
         if op is None:
@@ -136,7 +189,6 @@ class Exchange:
                 found = apply(self._gather, given, self._backend, self._where)
             counts = found.cpu().numpy()
         assert counts is not None
-        self.choices = counts.sum((0, 1))
         return counts, kept_of(counts, self._capacity)
 
     def _block(self, rows: int) -> int:

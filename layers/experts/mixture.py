@@ -13,8 +13,9 @@ from linop.backends.autograd.functions import add_dependency
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.layers.experts.exchange import Exchange, tied
 from linop.layers.experts.losses import RouterLosses, routed, router_losses
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import drawn, hold
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.collectives import broadcast
 from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
@@ -56,6 +57,16 @@ class MixtureOfExperts(Layer):
     Raises:
         ArgumentError: a number or the activation is invalid. PartitionError: features are cut, or a
             grid axis holds copies.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 0.0]])
+        >>> def main(backend):
+        ...     moe = layers.MixtureOfExperts(P, 2, 1, num_experts=4, top_k=1, activation="relu")
+        ...     for name in ("gate_up_proj", "down_proj"):
+        ...         layers.initialize(moe, name, torch.nn.init.ones_)
+        ...     return len(moe.down_proj), moe(x.chunk(2)[backend.worker]).tolist()
+        >>> linop.launch(main, workers=2)  # two experts on each; all give (x₁ + x₂)² twice
+        [(2, [[4.0, 4.0], [4.0, 4.0]]), (2, [[9.0, 9.0]])]
     """
 
     router: Tensor | None
@@ -133,11 +144,18 @@ class MixtureOfExperts(Layer):
             losses: True: the result is a pair of the block and this worker's `RouterLosses`, whose
                 sums over the workers are those of all tokens; the same on all workers.
         """
+        call = self.compiled if torch.compiler.is_dynamo_compiling() else self.recorded
+        y, *terms = call(x, losses)
+        return (y, RouterLosses(*terms)) if losses else y
+
+    def called_by_code(self, x: Tensor | None, losses: bool) -> Any:
+        return self.recorded(x, losses)
+
+    def recorded(self, x: Tensor | None, losses: bool) -> Any:
+        """The block, and the losses, in one tuple; see `forward`."""
         self._call_options = (int(losses),)
         y = super().forward(x)
-        if not losses:
-            return y
-        return y, self.__dict__.pop("_found")
+        return (y, *self.__dict__.pop("_found")) if losses else (y,)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -153,7 +171,7 @@ class MixtureOfExperts(Layer):
         capacity = slots_of_expert(self.capacity_factor, self.top_k, tokens, self.num_experts)
         wants_losses = bool(self._call_options and self._call_options[0])
         sizes = self.top_k, self.num_experts, capacity
-        exchange = Exchange(self, self._group, n, X.dtype, *sizes)
+        exchange = Exchange(self, self._group, n, X.dtype, *sizes, self._compute)
         if self.worker not in self._group:
             return lambda x: self._outside(X, exchange, spread, x, wants_losses)
 
@@ -161,9 +179,9 @@ class MixtureOfExperts(Layer):
             rows = x.reshape(-1, n)
             logits = torch.nn.functional.linear(rows, spread(self.router))
             indices, gates = routed(logits, self.top_k, self.normalize)
-            y = exchange(rows, indices, gates, self._compute)
+            experts = self.gate_up_proj, self.down_proj
+            y, counts = exchange(rows, indices, gates, *experts)
             if wants_losses:
-                counts = torch.from_numpy(exchange.choices).to(x.device)
                 self.__dict__["_found"] = router_losses(logits, counts, tokens)
             return y.reshape(x.shape)
 
@@ -185,16 +203,15 @@ class MixtureOfExperts(Layer):
             self.__dict__["_found"] = RouterLosses(none, none)
         return y
 
-    def _compute(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def _compute(self, rows: Tensor, counts: list[int], up: Tensor, down: Tensor) -> Tensor:
         act, linear, found = ACTIVATIONS[self.activation], torch.nn.functional.linear, []
         if not len(rows):
             empty = rows.new_zeros(0, self.embed_dim)
-            return tied(empty, rows, self.gate_up_proj, self.down_proj)
-        each = zip(rows.split(counts), self.gate_up_proj, self.down_proj, strict=True)
-        for own, up, down in each:
+            return tied(empty, rows, up, down)
+        for own, first, second in zip(rows.split(counts), up, down, strict=True):
             if len(own):
-                gate, value = linear(own, up).chunk(2, -1)
-                found.append(linear(act(gate) * value, down))
+                gate, value = linear(own, first).chunk(2, -1)
+                found.append(linear(act(gate) * value, second))
         return torch.cat(found)
 
     def extra_repr(self) -> str:

@@ -41,6 +41,15 @@ class NLLLoss(Loss):
         weight: of each class; the whole of it on every worker.
         ignore_index: a target that does not count.
         reduction: "none", "mean" (divided by the sum of the weights) or "sum".
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), -torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> t = torch.tensor([0, 1])
+        >>> blocks = [(half, t) for half in x.chunk(2, dim=1)]  # the target on both
+        >>> linop.launch(lambda b: layers.NLLLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [2.5, 2.5]
+        >>> torch.nn.NLLLoss()(x, t).item()
+        2.5
     """
 
     label_smoothing = 0.0
@@ -173,6 +182,15 @@ class CrossEntropyLoss(NLLLoss):
 
     Raises:
         ArgumentError: label_smoothing is not between 0 and 1.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[0.0, 200.0], [400.0, 0.0]])
+        >>> t = torch.tensor([0, 1])
+        >>> blocks = [(half, t) for half in x.chunk(2, dim=1)]  # the target on both
+        >>> linop.launch(lambda b: layers.CrossEntropyLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [300.0, 300.0]
+        >>> torch.nn.CrossEntropyLoss()(x, t).item()
+        300.0
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.real_calls import by_autograd, really
 from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError
 from linop.layers.losses.loss import Loss, Measure
 from linop.spaces.decomposition import COPIES, Axis
@@ -31,6 +32,17 @@ class CTCLoss(Loss):
         PartitionError: `P_x` splits time or classes. ArgumentError: from a call, a length or a
             label is not possible. ShapeError, DTypeError: the tensors do not fit each other;
             targets that are concatenated, of one dimension, are refused. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), -torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
+        >>> labels, ones = torch.tensor([[1], [2]]), torch.ones(2, dtype=torch.int64)
+        >>> def main(backend):
+        ...     mine = [x.chunk(2, dim=1), *(y.chunk(2) for y in (labels, ones, ones))]
+        ...     return layers.CTCLoss(P)(*(blocks[backend.worker] for blocks in mine)).item()
+        >>> linop.launch(main, workers=2)
+        [4.0, 4.0]
+        >>> torch.nn.CTCLoss()(x, labels, ones, ones).item()
+        4.0
     """
 
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
@@ -89,6 +101,16 @@ class CTCLoss(Loss):
         steps, _, classes = X.global_shape
         most = others[0].global_shape[1]
 
+        def losses(
+            x: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor, wrong: Tensor
+        ) -> list[Tensor]:
+            if wrong or not x.shape[1]:
+                return [x.sum((0, 2))]
+            options = self.blank, "none", self.zero_infinity
+            return [torch.nn.functional.ctc_loss(x, targets, lengths, labels, *options)]
+
+        backward = by_autograd(losses)
+
         def terms(
             x: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor
         ) -> tuple[Tensor, Any, Any]:
@@ -96,12 +118,9 @@ class CTCLoss(Loss):
             wrong = (used & ((targets < 0) | (targets >= classes))).any()
             for given, last in ((lengths, steps), (labels, most)):
                 wrong = wrong | ((given < 0) | (given > last)).any()
-            if wrong or not x.shape[1]:
-                each = x.sum((0, 2))
-            else:
-                each = torch.nn.functional.ctc_loss(
-                    x, targets, lengths, labels, self.blank, "none", self.zero_infinity
-                )
+            arguments = x, targets, lengths, labels, wrong
+            form, of_x = ((x.shape[1],), x.dtype), (tuple(x.shape), x.dtype)
+            (each,) = really(self, losses, [form], *arguments, derivative=(backward, [of_x]))
             if self.reduction == "mean":
                 each = each / labels.clamp_min(1)
             return (each if self.reduction == "none" else each.sum()), 0, wrong

@@ -34,6 +34,17 @@ class CosineEmbeddingLoss(Loss):
 
     Raises:
         ShapeError, DTypeError: from a call, the three do not fit each other; on every worker.
+
+    Example:
+        >>> P, t = linop.Partition((1, 2)), torch.tensor([1, 1])
+        >>> x, y = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> blocks = [(*halves, t) for halves in zip(x.chunk(2, dim=1), y.chunk(2, dim=1))]
+        >>> linop.launch(
+        ...     lambda b: layers.CosineEmbeddingLoss(P)(*blocks[b.worker]).item(), workers=2
+        ... )
+        [0.5, 0.5]
+        >>> torch.nn.CosineEmbeddingLoss()(x, y, t).item()
+        0.5
     """
 
     names = ("input1", "input2", "target")
@@ -98,6 +109,16 @@ class TripletMarginLoss(Loss):
     Raises:
         ArgumentError: the margin is not above 0. ShapeError, DTypeError: from a call, the three do
             not fit each other; on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 1.0]]])
+        >>> blocks = x.chunk(2, dim=2)  # of anchor, positive and negative
+        >>> linop.launch(
+        ...     lambda b: layers.TripletMarginLoss(P, eps=0)(*blocks[b.worker]).item(), workers=2
+        ... )
+        [5.0, 5.0]
+        >>> torch.nn.TripletMarginLoss(eps=0)(*x).item()
+        5.0
     """
 
     names = ("anchor", "positive", "negative")
@@ -165,6 +186,18 @@ class TripletMarginWithDistanceLoss(TripletMarginLoss):
         PartitionError: there is a distance function, and `P_x` splits more than the batch.
             ArgumentError: the margin is not above 0. ShapeError, DTypeError: from a call, the three
             do not fit each other; on every worker.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> x = torch.tensor([[[0.0], [0.0]], [[2.0], [4.0]], [[1.0], [9.0]]])
+        >>> far = lambda x, y: (x - y).abs().sum(-1)
+        >>> def main(backend):
+        ...     loss = layers.TripletMarginWithDistanceLoss(P, distance_function=far)
+        ...     return loss(*x.chunk(2, dim=1)[backend.worker]).item()  # anchor, positive, negative
+        >>> linop.launch(main, workers=2)
+        [1.0, 1.0]
+        >>> torch.nn.TripletMarginWithDistanceLoss(distance_function=far)(*x).item()
+        1.0
     """
 
     def __init__(

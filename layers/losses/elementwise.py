@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import log, pi
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linop.backends.autograd.real_calls import is_tracing
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.losses.loss import Loss, Measure, whole_buffer, without_dimension
 from linop.layers.reductions import spread_over
@@ -73,26 +75,128 @@ class Elementwise(Loss):
 
 
 class MSELoss(Elementwise):
+    """Squared differences of input and target; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(1.0, 5.0), torch.zeros(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.MSELoss(P)(*blocks[b.worker]).item(), workers=2)
+        [7.5, 7.5]
+        >>> torch.nn.MSELoss()(x, t).item()
+        7.5
+    """
+
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "mse_loss")
 
 
 class L1Loss(Elementwise):
+    """Absolute differences of input and target; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(1.0, 5.0), torch.zeros(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.L1Loss(P)(*blocks[b.worker]).item(), workers=2)
+        [2.5, 2.5]
+        >>> torch.nn.L1Loss()(x, t).item()
+        2.5
+    """
+
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "l1_loss")
 
 
 class SmoothL1Loss(Elementwise):
+    """Of the absolute difference d of input and target, d²/(2 beta) where d is below `beta`, and
+    d - beta/2 elsewhere; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        beta: as in torch.nn, not negative; of 0, the loss is `L1Loss`.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ArgumentError: `beta` is negative. ShapeError, DTypeError: from a call, the target does not
+            fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(1.0, 5.0), torch.zeros(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.SmoothL1Loss(P)(*blocks[b.worker]).item(), workers=2)
+        [2.0, 2.0]
+        >>> torch.nn.SmoothL1Loss()(x, t).item()
+        2.0
+    """
+
     def __init__(self, P_x: Partition, *, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(P_x, reduction, "smooth_l1_loss", beta=beta)
 
 
 class HuberLoss(Elementwise):
+    """Of the absolute difference d of input and target, d²/2 where d is at most `delta`, and
+    delta (d - delta/2) elsewhere; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        delta: as in torch.nn, above 0.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ArgumentError: `delta` is not above 0. ShapeError, DTypeError: from a call, the target does
+            not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(1.0, 5.0), torch.zeros(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.HuberLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [2.0, 2.0]
+        >>> torch.nn.HuberLoss()(x, t).item()
+        2.0
+    """
+
     def __init__(self, P_x: Partition, *, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(P_x, reduction, "huber_loss", delta=delta)
 
 
 class KLDivLoss(Elementwise):
+    """The Kullback-Leibler divergence of a target from an input of logarithms, t (log t - x) of
+    each element; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        log_target: True: the target has logarithms, too.
+        reduction: "none", "mean", "batchmean" (the sum divided by the extent of dimension 0) or
+            "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), -torch.arange(1.0, 5.0), torch.ones(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(
+        ...     lambda b: layers.KLDivLoss(P, reduction="batchmean")(*blocks[b.worker]).item(),
+        ...     workers=2,
+        ... )
+        [2.5, 2.5]
+        >>> torch.nn.KLDivLoss(reduction="batchmean")(x, t).item()
+        2.5
+    """
+
     reductions = ("none", "mean", "sum", "batchmean")
 
     def __init__(
@@ -105,6 +209,27 @@ class KLDivLoss(Elementwise):
 
 
 class BCELoss(Elementwise):
+    """Binary cross entropies of probabilities; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        weight: of the terms, which broadcasts to the input; the whole of it on every worker.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ArgumentError: from a call, an element of input or target is not between 0 and 1.
+            ShapeError, DTypeError: the target does not fit the input. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([1.0, 1.0, 0.0, 0.0])
+        >>> t = torch.tensor([1.0, 1.0, 0.0, 1.0])  # of the last, log 0: -100, as torch has it
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.BCELoss(P)(*blocks[b.worker]).item(), workers=2)
+        [25.0, 25.0]
+        >>> torch.nn.BCELoss()(x, t).item()
+        25.0
+    """
+
     def __init__(
         self, P_x: Partition, weight: Tensor | None = None, *, reduction: str = "mean"
     ) -> None:
@@ -112,20 +237,41 @@ class BCELoss(Elementwise):
 
     def expected(self, X: TensorSpace) -> str:
         del X
-        return "elements of the input between 0 and 1"
+        return "elements of input and target between 0 and 1"
 
     def measure(self, X: TensorSpace, *others: TensorSpace) -> Measure:
         inside = super().measure(X, *others)
 
         def terms(x: Tensor, t: Tensor) -> tuple[Tensor, Any, Any]:
-            if ((x >= 0) & (x <= 1)).all():
-                return inside(x, t)
-            return x.new_zeros(()), 0, 1
+            right = (x >= 0) & (x <= 1) & (t >= 0) & (t <= 1)
+            loss, weight, _ = inside(torch.where(right, x, 0.5), torch.where(right, t, 0.5))
+            return loss, weight, ~right.all()
 
         return terms
 
 
 class BCEWithLogitsLoss(Elementwise):
+    """Binary cross entropies of the sigmoids of an input, computed without overflow; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        weight: of the terms, which broadcasts to the input; the whole of it on every worker.
+        pos_weight: of the terms of a target of 1, likewise.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([100.0, 200.0, -100.0, -200.0])
+        >>> t = torch.tensor([0.0, 0.0, 1.0, 1.0])
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.BCEWithLogitsLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [150.0, 150.0]
+        >>> torch.nn.BCEWithLogitsLoss()(x, t).item()
+        150.0
+    """
+
     def __init__(
         self,
         P_x: Partition,
@@ -139,6 +285,29 @@ class BCEWithLogitsLoss(Elementwise):
 
 
 class PoissonNLLLoss(Elementwise):
+    """The negative log-likelihood of a target of counts, of a Poisson distribution with the input
+    as its mean, exp(x) - t x; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        log_input, full, eps: as in torch.nn; log_input=False takes the mean itself, x - t log x.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(1.0, 5.0), torch.zeros(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(
+        ...     lambda b: layers.PoissonNLLLoss(P, log_input=False)(*blocks[b.worker]).item(),
+        ...     workers=2,
+        ... )
+        [2.5, 2.5]
+        >>> torch.nn.PoissonNLLLoss(log_input=False)(x, t).item()
+        2.5
+    """
+
     def __init__(
         self,
         P_x: Partition,
@@ -153,14 +322,57 @@ class PoissonNLLLoss(Elementwise):
 
 
 class SoftMarginLoss(Elementwise):
+    """Logistic losses log(1 + exp(-t x)) of a target of 1 and -1, which may be of whole numbers;
+    see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x, t = linop.Partition((2,)), torch.arange(4.0), torch.tensor([1.0, -1.0, 1.0, -1.0])
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> losses = linop.launch(lambda b: layers.SoftMarginLoss(P)(*blocks[b.worker]), workers=2)
+        >>> torch.allclose(torch.stack(losses), torch.nn.SoftMarginLoss()(x, t))
+        True
+    """
+
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:
         super().__init__(P_x, reduction, "soft_margin_loss")
 
     def check_dtype(self, X: TensorSpace, name: str, T: TensorSpace) -> None:
         """Whole numbers will do, as in torch."""
+        if T.dtype.kind == "c":
+            super().check_dtype(X, name, T)
 
 
 class HingeEmbeddingLoss(SoftMarginLoss):
+    """The input where the target is 1; what it lacks of a margin where the target is -1. The target
+    may be of whole numbers; see `Loss`.
+
+    Args:
+        P_x: the partition of input and target; grid axis k splits dimension k.
+        margin: as in torch.nn.
+        reduction: "none", "mean" or "sum".
+
+    Raises:
+        ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([1.0, 2.0, 3.0, 0.0])
+        >>> t = torch.tensor([1, 1, 1, -1])
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2)))
+        >>> linop.launch(
+        ...     lambda b: layers.HingeEmbeddingLoss(P)(*blocks[b.worker]).item(), workers=2
+        ... )
+        [1.75, 1.75]
+        >>> torch.nn.HingeEmbeddingLoss()(x, t).item()
+        1.75
+    """
+
     def __init__(self, P_x: Partition, margin: float = 1.0, *, reduction: str = "mean") -> None:
         Elementwise.__init__(self, P_x, reduction, "hinge_embedding_loss", margin=margin)
 
@@ -174,6 +386,15 @@ class MarginRankingLoss(Elementwise):
 
     Raises:
         ShapeError, DTypeError: from a call, the three do not fit each other; on every worker.
+
+    Example:
+        >>> P, t = linop.Partition((2,)), torch.tensor([1.0, 1.0, -1.0, -1.0])
+        >>> x, y = torch.tensor([3.0, 1.0, 3.0, 1.0]), torch.full((4,), 2.0)
+        >>> blocks = list(zip(x.chunk(2), y.chunk(2), t.chunk(2)))
+        >>> linop.launch(lambda b: layers.MarginRankingLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [0.5, 0.5]
+        >>> torch.nn.MarginRankingLoss()(x, y, t).item()
+        0.5
     """
 
     names = ("input1", "input2", "target")
@@ -190,15 +411,25 @@ class GaussianNLLLoss(Elementwise):
     """The negative log-likelihood of a target, of a mean and a variance for each element, or for
     each row of the last dimension; see `Loss`.
 
+    Calls take (input, target, var). A var without the last dimension is one for each row; where
+    that dimension is cut, all workers of a row pass it, and each gets its whole gradient.
+
     Args:
         P_x: the partition of input, target and var; grid axis k splits dimension k.
-        full, eps, reduction: as in torch.nn. Calls take (input, target, var). A var without the
-            last dimension is one for each row; where that dimension is cut, all workers of a row
-            pass it, and each gets its whole gradient.
+        full, eps, reduction: as in torch.nn.
 
     Raises:
         ArgumentError: from a call, a variance is negative. ShapeError, DTypeError: the three do not
             fit each other. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.arange(1.0, 5.0)
+        >>> t, var = torch.zeros(4), torch.ones(4)
+        >>> blocks = list(zip(x.chunk(2), t.chunk(2), var.chunk(2)))
+        >>> linop.launch(lambda b: layers.GaussianNLLLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [3.75, 3.75]
+        >>> torch.nn.GaussianNLLLoss()(x, t, var).item()
+        3.75
     """
 
     names = ("input", "target", "var")
@@ -207,6 +438,7 @@ class GaussianNLLLoss(Elementwise):
         self, P_x: Partition, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
     ) -> None:
         super().__init__(P_x, reduction, "gaussian_nll_loss", full=full, eps=eps)
+        self._full, self._eps = full, eps
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         if number == 0:
@@ -234,7 +466,14 @@ class GaussianNLLLoss(Elementwise):
             var = spread(var)
             var = var.unsqueeze(-1) if rows else var
             wrong = (var < 0).any()
-            loss = self._torch_s(x, t, x.new_ones(()).expand_as(var) if wrong else var)
-            return loss, 0, wrong
+            if not is_tracing():
+                loss = self._torch_s(x, t, x.new_ones(()).expand_as(var) if wrong else var)
+                return loss, 0, wrong
+            # torch's function asks for values; this is what it computes then.
+            small = self._eps - var.detach()
+            var = var + torch.where(small > 0, small, 0)
+            loss = 0.5 * (var.log() + (x - t) ** 2 / var)
+            loss = loss + 0.5 * log(2 * pi) if self._full else loss
+            return loss if self.reduction == "none" else loss.sum(), 0, wrong
 
         return terms

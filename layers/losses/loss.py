@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
+from linop.backends.autograd.real_calls import really
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold_buffer
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
@@ -41,6 +43,16 @@ class Loss(Layer):
     Raises:
         ArgumentError: there is no such reduction; or, from a call, some values are not as expected.
             ShapeError, DTypeError: the target does not fit the input. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((2,)), torch.tensor([1.0, 2.0, 3.0, 6.0])
+        >>> def main(backend):
+        ...     mine = x.chunk(2)[backend.worker].clone().requires_grad_()
+        ...     loss = layers.L1Loss(P)(mine, torch.zeros(2))
+        ...     loss.backward()
+        ...     return loss.item(), mine.grad.tolist()
+        >>> linop.launch(main, workers=2)  # of the mean of all four
+        [(3.0, [0.25, 0.25]), (3.0, [0.25, 0.25])]
     """
 
     reductions: tuple[str, ...] = ("none", "mean", "sum")
@@ -154,11 +166,16 @@ class Loss(Layer):
         measure, finish, count = self.measure(*inputs), self.finish(*inputs), self.count(*inputs)
         expected, inside = self.expected(X), self.worker in X.partition
 
-        def judged(wrong: Any) -> None:
-            if expected and wrong > 0:
+        def judge(wrong: Any) -> Sequence[Tensor]:
+            if wrong > 0:
                 raise ArgumentError(
                     f"{self._name}: {expected} expected; {int(wrong)} blocks hold others"
                 )
+            return ()
+
+        def judged(wrong: Any) -> None:
+            if expected:
+                really(self, judge, (), wrong.detach())
 
         def measured(*blocks: Tensor) -> tuple[Tensor, Any, Any]:
             return measure(*(x.to(dtype) if x.is_floating_point() else x for x in blocks))

@@ -71,6 +71,17 @@ class MultiLabelSoftMarginLoss(_OverClasses, Elementwise):
 
     Raises:
         ShapeError, DTypeError: from a call, the target does not fit the input; on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[200.0, -200.0]])
+        >>> t = torch.tensor([[0.0, 1.0]])
+        >>> blocks = list(zip(x.chunk(2, dim=1), t.chunk(2, dim=1)))
+        >>> linop.launch(
+        ...     lambda b: layers.MultiLabelSoftMarginLoss(P)(*blocks[b.worker]).item(), workers=2
+        ... )
+        [200.0, 200.0]
+        >>> torch.nn.MultiLabelSoftMarginLoss()(x, t).item()
+        200.0
     """
 
     def __init__(
@@ -109,6 +120,15 @@ class MultiMarginLoss(_OverClasses):
     Raises:
         ArgumentError: there is no such p; or, from a call, a target is no class. ShapeError,
             DTypeError: the target does not fit the input. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+        >>> t = torch.tensor([0, 0])
+        >>> blocks = [(half, t) for half in x.chunk(2, dim=1)]  # the target on both
+        >>> linop.launch(lambda b: layers.MultiMarginLoss(P)(*blocks[b.worker]).item(), workers=2)
+        [0.75, 0.75]
+        >>> torch.nn.MultiMarginLoss()(x, t).item()
+        0.75
     """
 
     weight: Tensor | None
@@ -180,6 +200,17 @@ class MultiLabelMarginLoss(_OverClasses):
     Raises:
         ArgumentError: from a call, a target is no class, or -1. ShapeError, DTypeError: the target
             does not fit the input. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[0.0, 2.0, 1.0, 0.0]])
+        >>> t = torch.tensor([[3, 0, -1, 1]])
+        >>> blocks = list(zip(x.chunk(2, dim=1), t.chunk(2, dim=1)))
+        >>> linop.launch(
+        ...     lambda b: layers.MultiLabelMarginLoss(P)(*blocks[b.worker]).item(), workers=2
+        ... )
+        [2.5, 2.5]
+        >>> torch.nn.MultiLabelMarginLoss()(x, t).item()
+        2.5
     """
 
     def __init__(self, P_x: Partition, *, reduction: str = "mean") -> None:

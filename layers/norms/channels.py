@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.real_calls import is_tracing
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Function, Layer
 from linop.layers.moments import Moments, wide
@@ -156,9 +157,12 @@ class _TrackedNorm(_ChannelNorm):
         new = store(torch.stack([mean, variance * (count / (count - 1))]))
         for running, value in zip((self.running_mean, self.running_var), new, strict=True):
             assert running is not None
-            running.mul_(1 - factor).add_(value, alpha=factor)
+            if isinstance(factor, Tensor):
+                running.mul_(1 - factor).add_(value * factor)
+            else:
+                running.mul_(1 - factor).add_(value, alpha=factor)
 
-    def _factor(self) -> float:
+    def _factor(self) -> float | Tensor:
         """Weight of a batch in the running statistics."""
         return self.momentum or 0.0
 
@@ -194,22 +198,58 @@ class _BatchNorm(_TrackedNorm):
     def _over_batch(self, X: TensorSpace, here: TensorSpace) -> Function:
         return lambda found: found.flatten(1)
 
-    def _factor(self) -> float:
+    def _factor(self) -> float | Tensor:
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        # Without momentum, the average over all batches.
-        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        if self.momentum is not None:
+            return self.momentum
+        # The average over all batches. A number is exact, and graphs do not know it.
+        batches = self.num_batches_tracked
+        return 1 / (batches.double() if is_tracing() else float(batches))
 
 
 class BatchNorm1d(_BatchNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((2,)), torch.tensor([0.0, 0.0, 2.0, 2.0]).view(4, 1)
+        >>> x = whole.chunk(2, dim=0)
+        >>> parts = linop.launch(lambda b: layers.BatchNorm1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]  # by mean and variance of all four
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> torch.nn.BatchNorm1d(1)(whole).round().flatten().tolist()
+        [-1.0, -1.0, 1.0, 1.0]
+    """
+
     ndims = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([0.0, 2.0]).view(1, 1, 2, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.BatchNorm2d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0], [1.0]]
+        >>> torch.nn.BatchNorm2d(1)(whole).round().flatten().tolist()
+        [-1.0, 1.0]
+    """
+
     ndims = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([0.0, 2.0]).view(1, 1, 2, 1, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.BatchNorm3d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0], [1.0]]
+        >>> torch.nn.BatchNorm3d(1)(whole).round().flatten().tolist()
+        [-1.0, 1.0]
+    """
+
     ndims = (5,)
 
 
@@ -262,14 +302,47 @@ class _InstanceNorm(_TrackedNorm):
 
 
 class InstanceNorm1d(_InstanceNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([0.0, 0.0, 2.0, 2.0]).view(1, 1, 4)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.InstanceNorm1d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> torch.nn.InstanceNorm1d(1)(whole).round().flatten().tolist()
+        [-1.0, -1.0, 1.0, 1.0]
+    """
+
     ndims = (3,)
 
 
 class InstanceNorm2d(_InstanceNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([0.0, 2.0]).view(1, 1, 2, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.InstanceNorm2d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0], [1.0]]
+        >>> torch.nn.InstanceNorm2d(1)(whole).round().flatten().tolist()
+        [-1.0, 1.0]
+    """
+
     ndims = (4,)
 
 
 class InstanceNorm3d(_InstanceNorm):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([0.0, 2.0]).view(1, 1, 2, 1, 1)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.InstanceNorm3d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0], [1.0]]
+        >>> torch.nn.InstanceNorm3d(1)(whole).round().flatten().tolist()
+        [-1.0, 1.0]
+    """
+
     ndims = (5,)
 
 
@@ -288,6 +361,15 @@ class GroupNorm(_ChannelNorm):
     Raises:
         ArgumentError: groups do not divide the channels. ShapeError: from a call, the input has
             other channels, or one value for each group; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([0.0, 0.0, 2.0, 2.0]).view(1, 4)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.GroupNorm(P, 1, 4)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]  # one group, of channels of both
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> torch.nn.GroupNorm(1, 4)(whole).round().flatten().tolist()
+        [-1.0, -1.0, 1.0, 1.0]
     """
 
     def __init__(
@@ -349,9 +431,18 @@ class LocalResponseNorm(Layer):
     Raises:
         ArgumentError: the size is no whole number from 1. ShapeError: from a call, the input has
             less than three dimensions; on every worker.
-    """
 
-    traceable = True
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.ones(1, 4, 1)
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(
+        ...     lambda b: layers.LocalResponseNorm(P, 2, 2.0, 1.0, 0.0)(x[b.worker]), workers=2
+        ... )
+        >>> [part.flatten().tolist() for part in parts]  # 1 / (squares of 2 neighbours)
+        [[1.0, 0.5], [0.5, 0.5]]
+        >>> torch.nn.LocalResponseNorm(2, 2.0, 1.0, 0.0)(whole).flatten().tolist()
+        [1.0, 0.5, 0.5, 0.5]
+    """
 
     def __init__(
         self, P_x: Partition, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0

@@ -26,8 +26,6 @@ class _LastNorm(Norm):
         whole: the sequential layer.
     """
 
-    traceable = True
-
     def __init__(
         self, P_x: Partition, whole: Any, bias: bool, x_axes: Sequence[Axis] | None
     ) -> None:
@@ -87,6 +85,15 @@ class LayerNorm(_LastNorm):
 
     Raises:
         ShapeError: from a call, the input has other last dimensions; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[0.0, 0.0, 2.0, 2.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.LayerNorm(P, 4)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> torch.nn.LayerNorm(4)(whole).round().flatten().tolist()
+        [-1.0, -1.0, 1.0, 1.0]
     """
 
     def __init__(
@@ -129,6 +136,15 @@ class RMSNorm(_LastNorm):
 
     Raises:
         ShapeError: from a call, the input has other last dimensions; on every worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), torch.tensor([[2.0, 2.0, -2.0, 2.0]])
+        >>> x = whole.chunk(2, dim=1)
+        >>> parts = linop.launch(lambda b: layers.RMSNorm(P, 4)(x[b.worker]), workers=2)
+        >>> [part.round().flatten().tolist() for part in parts]
+        [[1.0, 1.0], [-1.0, 1.0]]
+        >>> torch.nn.RMSNorm(4)(whole).round().flatten().tolist()
+        [1.0, 1.0, -1.0, 1.0]
     """
 
     def __init__(

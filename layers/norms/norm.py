@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
-from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.layer import Function, Layer
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold
+from linop.layers.zero_volume import zero_volume_result
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.tensor import TensorSpace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import isclose, isfinite
@@ -27,8 +28,9 @@ class Norm(NamedTuple):
     value: float
     dtype: Any
     shape: tuple[int, ...] = ()
-    at: tuple[int, ...] = ()
-    """This worker's numbers in the groups that cut the parameter, of which others have copies."""
+    at: tuple[int | None, ...] = ()
+    """This worker's numbers in the groups that cut the parameter, of which others have copies; None
+    for other groups."""
 
 
 def clip_grad_norm_(
@@ -57,6 +59,16 @@ def clip_grad_norm_(
         BackendError: a plain module's gradient differs between workers, as it does where each has
             computed with its block alone; or the norm is not finite, if that is asked for.
             ArgumentError: norm_type is 0. All on every worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[3.0, 4.0]])
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 2, 1, bias=False)
+        ...     linear(x.chunk(2, dim=1)[backend.worker]).sum().backward()
+        ...     half = linear.weight.grad.tolist()  # of the gradient
+        ...     return half, layers.clip_grad_norm_(linear, max_norm=1.0).item()
+        >>> linop.launch(main, workers=2)
+        [([[3.0]], 5.0), ([[4.0]], 5.0)]
     """
     kind = float(norm_type)
     if not kind:
@@ -106,7 +118,15 @@ def _named(parameters: Any) -> dict[Key, Tensor]:
     # Of those that a group cuts alone, as a shard of a plain module, others have copies.
     whole = [p for p in every if all(one.shards for one in known.get(id(p), ()))]
     cut = [p for p in every if not all(one.shards for one in known.get(id(p), ()))]
-    return {f"block {k}": p for k, p in enumerate(cut)} | dict(enumerate(whole))
+    # Counted for each of the axes that cut them, over which workers may have different ones.
+    counts: Counter[str] = Counter()
+    named: dict[Key, Tensor] = {}
+    for p in cut:
+        axes = [getattr(one.layer, "axis", None) for one in known[id(p)]]
+        over = " × ".join(axis.name for axis in axes if axis is not None)
+        named[f"block {counts[over]} of {over}".removesuffix(" of ")] = p
+        counts[over] += 1
+    return named | dict(enumerate(whole))
 
 
 def _norms(groups: Groups, named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
@@ -117,14 +137,12 @@ def _norms(groups: Groups, named: Mapping[Key, Tensor], kind: float) -> list[Nor
         cut = {block.layer.backend: block for block in known.get(id(p), ())}
         assert p.grad is not None
         values = _values(p.grad)
-        if all(backend in cut for backend in groups.backends):
+        if groups.cover(cut):
             if values.numel() and all(block.counts for block in cut.values()):
                 mine.append(values)
         elif values.numel() or not cut:
-            pairs = zip(groups.backends, groups.at, strict=True)
             norm = _norm([values], kind)
-            at = tuple(k for backend, k in pairs if backend in cut)
-            norms.append(Norm(key, norm.item(), norm.dtype, tuple(p.shape), at))
+            norms.append(Norm(key, norm.item(), norm.dtype, tuple(p.shape), groups.place(cut)))
     if mine:
         norm = _norm(mine, kind)
         norms.append(Norm(None, norm.item(), norm.dtype))
@@ -148,7 +166,7 @@ def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
         BackendError: workers have different norms of a gradient that each holds whole.
     """
     counted: list[Norm] = []
-    first: dict[tuple[Key, tuple[int, ...]], tuple[int, Norm]] = {}
+    first: dict[tuple[Key, tuple[int | None, ...]], tuple[int, Norm]] = {}
     for worker, norms in enumerate(said):
         for norm in norms:
             if norm.key is None:

@@ -37,6 +37,17 @@ def initialize(
 
     Raises:
         ArgumentError: the layer has no such parameter; on every worker. Whatever `init` raises.
+
+    Example:
+        >>> P = linop.Partition((1, 2))
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 2, bias=False)  # two columns on each
+        ...     layers.initialize(linear, "weight", torch.nn.init.eye_)
+        ...     return linear.weight.tolist()
+        >>> linop.launch(main, workers=2)
+        [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+        >>> torch.nn.init.eye_(torch.empty(2, 4)).tolist()
+        [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     """
     if not isinstance(layer, Layer):
         kind = type(layer).__name__
@@ -75,6 +86,14 @@ def seeded(seed: int) -> Iterator[None]:
     Raises:
         ArgumentError: on threads, a function inside draws from torch's generator, and takes no
             other: dropout, or `torch.rand_like`.
+
+    Example:
+        >>> def main(backend):
+        ...     with layers.seeded(0):
+        ...         return torch.nn.Linear(4, 2).weight
+        >>> one, other = linop.launch(main, workers=2)
+        >>> torch.equal(one, other)
+        True
     """
     if shares_a_process(program_backend()):
         with _Own(seed):

@@ -16,6 +16,17 @@ class GradScaler(torch.amp.GradScaler):
     Args:
         device: by default that of the program's tensors.
         kwargs: as in torch.
+
+    Example:
+        >>> def main(backend):
+        ...     w = torch.nn.Parameter(torch.ones(1))
+        ...     scaler, optimizer = layers.GradScaler(), torch.optim.SGD([w], lr=1.0)
+        ...     loss = w.sum() * (torch.inf if backend.worker == 0 else 1.0)
+        ...     scaler.scale(loss).backward()
+        ...     scaler.step(optimizer)
+        ...     return w.item()
+        >>> linop.launch(main, workers=2)  # worker 1 does not step, either
+        [1.0, 1.0]
     """
 
     def __init__(self, device: str | None = None, **kwargs: Any) -> None:

@@ -78,8 +78,6 @@ class _Along:
 class _AdaptivePool(Layer):
     """Base class of adaptive pools."""
 
-    traceable = True
-
     ndim = 0
     mean = False
 
@@ -188,24 +186,90 @@ class _AdaptiveMaxPool(_AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(6.0).view(1, 1, 6)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveAvgPool1d(P, 3)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.5, 2.5], [4.5]]
+        >>> torch.nn.AdaptiveAvgPool1d(3)(whole).flatten().tolist()
+        [0.5, 2.5, 4.5]
+    """
+
     ndim = 1
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(12.0).view(1, 1, 6, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveAvgPool2d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[5.5], []]
+        >>> torch.nn.AdaptiveAvgPool2d(1)(whole).flatten().tolist()
+        [5.5]
+    """
+
     ndim = 2
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(24.0).view(1, 1, 6, 2, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveAvgPool3d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[11.5], []]
+        >>> torch.nn.AdaptiveAvgPool3d(1)(whole).flatten().tolist()
+        [11.5]
+    """
+
     ndim = 3
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(6.0).view(1, 1, 6)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveMaxPool1d(P, 3)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.0, 3.0], [5.0]]
+        >>> torch.nn.AdaptiveMaxPool1d(3)(whole).flatten().tolist()
+        [1.0, 3.0, 5.0]
+    """
+
     ndim = 1
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(12.0).view(1, 1, 6, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveMaxPool2d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[11.0], []]
+        >>> torch.nn.AdaptiveMaxPool2d(1)(whole).flatten().tolist()
+        [11.0]
+    """
+
     ndim = 2
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(24.0).view(1, 1, 6, 2, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AdaptiveMaxPool3d(P, 1)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[23.0], []]
+        >>> torch.nn.AdaptiveMaxPool3d(1)(whole).flatten().tolist()
+        [23.0]
+    """
+
     ndim = 3

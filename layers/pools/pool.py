@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linop.errors import ArgumentError
-from linop.layers.layer import Function, Layer, empty_block
+from linop.layers.layer import Function, Layer
 from linop.layers.sliding import (
     Pads,
     Window,
@@ -19,6 +19,7 @@ from linop.layers.sliding import (
     pool_window,
     spatial,
 )
+from linop.layers.zero_volume import empty_block
 from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
@@ -26,8 +27,6 @@ from linop.spaces.tensor import TensorSpace
 
 class _Pool(Layer):
     """Base class of the pooling layers: kernels over the dimensions of space; no parameters."""
-
-    traceable = True
 
     ndim = 0
     fill = 0.0
@@ -199,36 +198,135 @@ class _LPPool(_AvgPool):
 
 
 class MaxPool1d(_MaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(6.0).view(1, 1, 6)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.MaxPool1d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.0, 3.0], [5.0]]
+        >>> torch.nn.MaxPool1d(2)(whole).flatten().tolist()
+        [1.0, 3.0, 5.0]
+    """
+
     ndim = 1
 
 
 class MaxPool2d(_MaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(12.0).view(1, 1, 6, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.MaxPool2d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[3.0, 7.0], [11.0]]
+        >>> torch.nn.MaxPool2d(2)(whole).flatten().tolist()
+        [3.0, 7.0, 11.0]
+    """
+
     ndim = 2
 
 
 class MaxPool3d(_MaxPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(24.0).view(1, 1, 6, 2, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.MaxPool3d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[7.0, 15.0], [23.0]]
+        >>> torch.nn.MaxPool3d(2)(whole).flatten().tolist()
+        [7.0, 15.0, 23.0]
+    """
+
     ndim = 3
 
 
 class AvgPool1d(_AvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.arange(6.0).view(1, 1, 6)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AvgPool1d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[0.5, 2.5], [4.5]]
+        >>> torch.nn.AvgPool1d(2)(whole).flatten().tolist()
+        [0.5, 2.5, 4.5]
+    """
+
     ndim = 1
 
 
 class AvgPool2d(_AvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.arange(12.0).view(1, 1, 6, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AvgPool2d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[1.5, 5.5], [9.5]]
+        >>> torch.nn.AvgPool2d(2)(whole).flatten().tolist()
+        [1.5, 5.5, 9.5]
+    """
+
     ndim = 2
 
 
 class AvgPool3d(_AvgPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(24.0).view(1, 1, 6, 2, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.AvgPool3d(P, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[3.5, 11.5], [19.5]]
+        >>> torch.nn.AvgPool3d(2)(whole).flatten().tolist()
+        [3.5, 11.5, 19.5]
+    """
+
     ndim = 3
 
 
 class LPPool1d(_LPPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2)), torch.tensor([[[3.0, 4.0, 6.0, 8.0]]])
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.LPPool1d(P, 2, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[5.0], [10.0]]
+        >>> torch.nn.LPPool1d(2, 2)(whole).flatten().tolist()
+        [5.0, 10.0]
+    """
+
     ndim = 1
 
 
 class LPPool2d(_LPPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1)), torch.ones(1, 1, 6, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.LPPool2d(P, 2, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[2.0, 2.0], [2.0]]
+        >>> torch.nn.LPPool2d(2, 2)(whole).flatten().tolist()
+        [2.0, 2.0, 2.0]
+    """
+
     ndim = 2
 
 
 class LPPool3d(_LPPool):
+    """
+    Example:
+        >>> P, whole = linop.Partition((1, 1, 2, 1, 1)), torch.arange(24.0).view(1, 1, 6, 2, 2)
+        >>> x = whole.chunk(2, dim=2)
+        >>> parts = linop.launch(lambda b: layers.LPPool3d(P, 1, 2)(x[b.worker]), workers=2)
+        >>> [part.flatten().tolist() for part in parts]
+        [[28.0, 92.0], [156.0]]
+        >>> torch.nn.LPPool3d(1, 2)(whole).flatten().tolist()
+        [28.0, 92.0, 156.0]
+    """
+
     ndim = 3

@@ -62,6 +62,15 @@ def save(
     Raises:
         LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
             written; on every worker. An earlier checkpoint at the path stays.
+
+    Example:
+        >>> import tempfile
+        >>> P, folder = linop.Partition((1, 2)), tempfile.TemporaryDirectory()
+        >>> file = f"{folder.name}/net.pt"
+        >>> _ = linop.launch(lambda b: layers.save(layers.Linear(P, 4, 2), file), workers=2)
+        >>> {name: list(x.shape) for name, x in torch.load(file).items()}
+        {'weight': [2, 4], 'bias': [2]}
+        >>> folder.cleanup()
     """
     _finish(_saving(model, path, optimizer, sharded, copies=False))
 
@@ -69,8 +78,16 @@ def save(
 class Saving:
     """A save that goes on beside the program, as `save_async` begins it.
 
-    Attributes:
-        done: True when this worker has written its part, or failed.
+    Example:
+        >>> import tempfile
+        >>> P, folder = linop.Partition((1, 2)), tempfile.TemporaryDirectory()
+        >>> def main(backend):
+        ...     saving = layers.save_async(layers.Linear(P, 4, 2), f"{folder.name}/net.pt")
+        ...     saving.wait()  # training may go on before
+        ...     return saving.done
+        >>> linop.launch(main, workers=2)
+        [True, True]
+        >>> folder.cleanup()
     """
 
     def __init__(self, steps: Writing) -> None:
@@ -88,6 +105,7 @@ class Saving:
 
     @property
     def done(self) -> bool:
+        """True when this worker has written its part, or failed."""
         return self._outcome.done()
 
     def wait(self) -> None:
@@ -121,6 +139,17 @@ def save_async(
 
     Raises:
         LinopError: as `save`, of what fails before anything is written; on every worker.
+
+    Example:
+        >>> import tempfile
+        >>> P, folder = linop.Partition((1, 2)), tempfile.TemporaryDirectory()
+        >>> file = f"{folder.name}/net.pt"
+        >>> def main(backend):
+        ...     layers.save_async(layers.Linear(P, 4, 2), file).wait()  # after other steps
+        >>> _ = linop.launch(main, workers=2)
+        >>> {name: list(x.shape) for name, x in torch.load(file).items()}
+        {'weight': [2, 4], 'bias': [2]}
+        >>> folder.cleanup()
     """
     return Saving(_saving(model, path, optimizer, sharded, copies=True))
 
@@ -176,6 +205,18 @@ def load(model: Any, path: str | bytes | os.PathLike[Any], optimizer: Any = None
         ArgumentError, ShapeError: the state is not the model's, or has no optimizer's.
         BackendError: it cannot be read, is damaged, or refers to other objects. All on every
             worker; the model and the optimizer are as before.
+
+    Example:
+        >>> import tempfile
+        >>> P, folder = linop.Partition((1, 2)), tempfile.TemporaryDirectory()
+        >>> torch.save({"weight": torch.arange(4.0).view(1, 4)}, f"{folder.name}/net.pt")
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 1, bias=False)
+        ...     layers.load(linear, f"{folder.name}/net.pt")
+        ...     return linear.weight.tolist()
+        >>> linop.launch(main, workers=2)
+        [[[0.0, 1.0]], [[2.0, 3.0]]]
+        >>> folder.cleanup()
     """
     workers = Workers("load", model, optimizer)
     where = workers.each(lambda: named(path))

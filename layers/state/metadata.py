@@ -39,6 +39,7 @@ _ALLOWED = {
     "torch.serialization": "_get_layout",
     "pathlib": "Path PosixPath WindowsPath",
     "pathlib._local": "Path PosixPath WindowsPath",
+    "builtins": "getattr",  # of an Enum's member, from Python 3.11.0 to 3.11.3; it is not called
 }
 """Names that a `.metadata` may use, by module; beside OrderedDict, torch.Size and dtypes."""
 

@@ -241,6 +241,17 @@ def gather_optimizer_state(
         ArgumentError: no worker has an optimizer, or a value that it keeps is neither a number nor
             of a parameter's shape. BackendError: workers have different optimizers. All on every
             worker.
+
+    Example:
+        >>> P, x = linop.Partition((1, 2)), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 1, bias=False)
+        ...     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1, momentum=0.9)
+        ...     linear(x.chunk(2, dim=1)[backend.worker]).sum().backward()
+        ...     optimizer.step()
+        ...     return layers.gather_optimizer_state(linear, optimizer)["state"]
+        >>> linop.launch(main, workers=2)[0][0]["momentum_buffer"].tolist()  # the gradient, of both
+        [[1.0, 2.0, 3.0, 4.0]]
     """
     workers = Workers("gather_optimizer_state", model, optimizer)
     workers.need_memory()
@@ -295,6 +306,18 @@ def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]
     Raises:
         ArgumentError, ShapeError: it does not fit. BackendError: workers have different optimizers,
         or none has the state. All on every worker.
+
+    Example:
+        >>> P, sgd = linop.Partition((1, 2)), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
+        >>> whole = sgd([torch.zeros(1, 4)]).state_dict()
+        >>> whole["state"][0] = {"momentum_buffer": torch.arange(4.0).view(1, 4)}
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 1, bias=False)
+        ...     optimizer = sgd(linear.parameters())
+        ...     layers.scatter_optimizer_state(linear, optimizer, whole)
+        ...     return optimizer.state[linear.weight]["momentum_buffer"].tolist()
+        >>> linop.launch(main, workers=2)
+        [[[0.0, 1.0]], [[2.0, 3.0]]]
     """
     workers = Workers("scatter_optimizer_state", model, optimizer)
     workers.need_memory()

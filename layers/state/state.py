@@ -41,6 +41,15 @@ def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
             have states of different names, shapes or dtypes. ShapeError: a tensor has another
             shape. BackendError: workers have different models, or none has the state. All on every
             worker.
+
+    Example:
+        >>> P, whole = linop.Partition((1, 2)), {"weight": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 1, bias=False)
+        ...     layers.scatter_state(linear, whole)
+        ...     return linear.weight.tolist()
+        >>> linop.launch(main, workers=2)
+        [[[1.0, 2.0]], [[3.0, 4.0]]]
     """
     workers = Workers("scatter_state", model)
     items = list(workers.tensors.values())
@@ -62,6 +71,16 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
     Raises:
         BackendError: workers have different models, or different values of tensors that each holds
             whole; on every worker.
+
+    Example:
+        >>> P = linop.Partition((1, 2))
+        >>> def main(backend):
+        ...     linear = layers.Linear(P, 4, 1, bias=False)
+        ...     layers.initialize(linear, "weight", torch.nn.init.ones_)
+        ...     return linear.weight.tolist(), layers.gather_state(linear, worker=0)
+        >>> (half, state), (other, nothing) = linop.launch(main, workers=2)
+        >>> half, other, state["weight"].tolist(), nothing
+        ([[1.0, 1.0]], [[1.0, 1.0]], [[1.0, 1.0, 1.0, 1.0]], None)
     """
     workers = Workers("gather_state", model)
     workers.need_memory()
@@ -155,8 +174,6 @@ def spread(
         return
     for item in items:
         whole = state[item.key] if state is not None and workers.worker == source.root else None
-        if whole is not None and item.packing is not None:
-            whole = item.packing.packed(whole)
         _scatter(workers, item, whole, source.dtypes[item.key], source.root)
 
 
@@ -188,12 +205,13 @@ def gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor 
     Blocks of blocks are put together first, by the workers that have those.
     """
     groups, block, moved = workers.groups, item.block, False
-    roots = [None] * len(groups.at) if worker is None else groups.coordinates(worker)
-    for backend, root in [*zip(groups.backends, roots, strict=True)][::-1]:
-        space = item.spaces.get(backend)
-        if space is not None:
-            X = _carried(space, item.dtype)
-            block, moved = _moved(backend, X, _whole(backend, X, root), block), True
+    cut = [backend for backend in item.spaces if backend in groups.backends]
+    if worker is not None and not groups.differ_in(cut, worker):
+        return None  # others have the same blocks, and are on the way there
+    for backend in reversed(cut):
+        root = None if worker is None else groups.at(backend, worker)
+        X = _carried(item.spaces[backend], item.dtype)
+        block, moved = _moved(backend, X, _whole(backend, X, root), block), True
         if root not in (None, backend.worker or 0):
             return None
     assert block is not None
@@ -206,24 +224,32 @@ def _scatter(
 ) -> None:
     """Copy the global tensor, which the root holds, into all blocks. Collective.
 
+    Blocks travel, if the groups have no axes in common. Else the whole does, of which each worker
+    takes its block: as of experts, where the other parameters are cut over two axes together.
+
     Args:
         dtype: of the global tensor.
     """
-    groups = workers.groups
-    roots, backends = groups.coordinates(root), groups.backends
-    for k, backend in enumerate(backends):
-        if groups.at[k + 1 :] != roots[k + 1 :]:
-            continue  # it comes to this worker from those that differ in these
-        space = item.spaces.get(backend)
+    groups, ways = workers.groups, workers.groups.ways
+    in_blocks = groups.are_apart
+    if in_blocks and whole is not None and item.packing is not None:
+        whole = item.packing.packed(whole)
+    for k, backend in enumerate(ways):
+        if not groups.differ_in(ways[: k + 1], root):
+            continue  # it comes to this worker from those that differ in the next ones
+        space = item.spaces.get(backend) if in_blocks else None
         if space is None:
-            if item.block is None and not any(one in item.spaces for one in backends[k:]):
+            if in_blocks and item.block is None and not any(one in item.spaces for one in ways[k:]):
                 return  # no worker of the group has a block of its block
-            shape = item.shape_within(backends[k:])
+            shape = item.shape_within(ways[k:]) if in_blocks else item.shape
             space = _whole(backend, TensorSpace(shape, Partition((1,)), axes=[COPIES]), None)
         Y = _carried(space, dtype)
-        whole = _moved(backend, _whole(backend, Y, roots[k]), Y, whole)
-    if item.block is not None and whole is not None:
-        plain(item.block).copy_(whole.view(dtype))
+        whole = _moved(backend, _whole(backend, Y, groups.at(backend, root)), Y, whole)
+    if item.block is None or whole is None:
+        return
+    pieces = [((), ())] if in_blocks else item.pieces
+    for there, here in pieces:
+        plain(item.block)[here].copy_(whole.view(dtype)[there])
 
 
 def _moved(backend: Backend, X: TensorSpace, Y: TensorSpace, block: Tensor | None) -> Tensor:

@@ -153,22 +153,20 @@ class Workers:
         Raises:
             BackendError: they differ; on every worker.
         """
-        cut = {
-            item.key: [backend in item.spaces for backend in self.groups.backends] for item in items
-        }
-        mine = {item.key: item.block for item in items if not all(cut[item.key])}
-        said = self.gather_objects(
-            {key: _digest(block) for key, block in mine.items() if block is not None}
-        )
+        groups, mine = self.groups, {}
         for item in items:
-            firsts: dict[tuple[int, ...], tuple[int, bytes]] = {}
+            # The holders say how it is cut again: others may have no block of it.
+            if item.block is not None and not groups.cover(item.spaces):
+                mine[item.key] = groups.place(item.spaces), _digest(item.block)
+        said = self.gather_objects(mine)
+        for item in items:
+            firsts: dict[tuple[int | None, ...], tuple[int, bytes]] = {}
             for worker, digests in enumerate(said):
                 if item.key not in digests:
                     continue
-                pairs = zip(self.groups.coordinates(worker), cut[item.key], strict=True)
-                at = tuple(k for k, is_cut in pairs if is_cut)
-                first, digest = firsts.setdefault(at, (worker, digests[item.key]))
-                if digest != digests[item.key]:
+                at, its = digests[item.key]
+                first, digest = firsts.setdefault(at, (worker, its))
+                if digest != its:
                     self.refuse(
                         f"{item.key!r}, of which each worker has the whole, differs between "
                         f"workers {first} and {worker}; give all the same, or hold it in a "

@@ -25,6 +25,15 @@ class Axis:
         backend: the group's own, where this worker has the number `index`; layers, plans and
             pipelines made under ``linop.backends.use(axis.backend)`` are the group's.
         extents: of the axes that it joins; empty for one that no mesh has made.
+
+    Example:
+        Of four workers in two rows, worker 3 is the second one of its column:
+
+        >>> def program(backend):
+        ...     dp = strategies.Mesh(dp=2, tp=2)["dp"]
+        ...     return dp.workers, dp.index, dp.size, dp.backend.worker
+        >>> linop.launch(program, workers=4)[3]
+        ((1, 3), 1, 2, 1)
     """
 
     name: str
@@ -65,6 +74,13 @@ class Mesh:
     Raises:
         ArgumentError: the extents are not those of a grid of all workers. BackendError: workers
             make different meshes, or one process holds all workers; on every worker.
+
+    Example:
+        >>> def program(backend):
+        ...     mesh = strategies.Mesh(dp=-1, tp=2)  # workers 0 1 / 2 3
+        ...     return mesh.shape, mesh.coordinates, mesh["dp"].workers, mesh["tp"].workers
+        >>> linop.launch(program, workers=4)[2]
+        ({'dp': 2, 'tp': 2}, {'dp': 1, 'tp': 0}, (0, 2), (2, 3))
     """
 
     def __init__(self, backend: Backend | None = None, /, **axes: int) -> None:

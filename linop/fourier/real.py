@@ -54,6 +54,14 @@ def rfft(
 
     Raises:
         DTypeError: the dtype is not real. PartitionError, ArgumentError: as `linop.fft`.
+
+    Example:
+        >>> X = linop.TensorSpace((2, 4), linop.Partition(2))
+        >>> F = linop.rfft(X, norm="backward")
+        >>> F.codomain.global_shape, F.codomain.dtype.name
+        ((2, 3), 'complex128')
+        >>> (F @ np.ones((2, 4))).tolist() == [[8, 0, 0], [0, 0, 0]]
+        True
     """
     if not isinstance(X, TensorSpace):
         return local.rfft(X, codomain, axes=axes, norm=norm)
@@ -84,6 +92,12 @@ def irfft(
 
     Raises:
         DTypeError, PartitionError, ArgumentError: as `rfft`.
+
+    Example:
+        >>> X = linop.TensorSpace((2, 4), linop.Partition(2))
+        >>> x = np.arange(8.0).reshape(2, 4)
+        >>> bool(np.allclose(linop.irfft(X) @ linop.rfft(X) @ x, x))
+        True
     """
     if not isinstance(X, TensorSpace):
         return local.irfft(X, domain, axes=axes, norm=norm)

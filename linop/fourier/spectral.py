@@ -58,6 +58,14 @@ def low_modes(
         DTypeError: the dtype is not complex. PartitionError: blocks of X overlap, or leave gaps.
         ArgumentError: an axis does not exist, or is named twice. ShapeError: there is not one
             number of modes for each axis, or one is larger than the dimension.
+
+    Example:
+        >>> X = linop.TensorSpace((8, 8), linop.Partition(2), complex)
+        >>> F = linop.fourier.low_modes(X, 3)
+        >>> F.codomain.global_shape
+        (3, 3)
+        >>> bool(linop.testing.check_equal(F @ F.H, linop.identity(F.codomain)))
+        True
     """
     layouts, dims, every = _shortened(X, modes, axes, whole)
     return transformed("F", layouts, dims, every, ways_of(route), None, "ortho")
@@ -113,6 +121,13 @@ def spectral_convolution(
         ShapeError: the weights do not fit X and the codomain. DTypeError: a dtype is neither
             complex nor real, or does not hold the weights. PartitionError, ArgumentError: as
             `low_modes`.
+
+    Example:
+        >>> X = linop.TensorSpace((4, 4), linop.Partition(2), complex)
+        >>> mean = linop.fourier.spectral_convolution(X, np.ones((1, 1)))
+        >>> y = mean @ np.arange(16.0).reshape(4, 4).astype(complex)
+        >>> bool(np.allclose(y, 7.5))
+        True
     """
     X = expect("spectral_convolution", X, TensorSpace)
     Y = X if codomain is None else expect("spectral_convolution", codomain, TensorSpace)

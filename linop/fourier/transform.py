@@ -69,6 +69,16 @@ def fft(
             the codomain does not fit.
         ArgumentError: axes, norm, out or route is none of the above; or there are `out` and
             `codomain`.
+
+    Example:
+        >>> X = linop.TensorSpace((2, 2), linop.Partition(2), complex)
+        >>> F = linop.fft(X)
+        >>> bool(np.allclose(F @ np.ones((2, 2), complex), [[2, 0], [0, 0]]))
+        True
+        >>> bool(linop.testing.check_unitary(F)), F.cost().stages
+        (True, 2)
+        >>> linop.fft(X, out="transposed").cost().stages
+        1
     """
     if not isinstance(X, TensorSpace):
         return local_fft(X, codomain, axes=axes, norm=norm)

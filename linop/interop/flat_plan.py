@@ -43,6 +43,18 @@ def scipy(plan: BoundPlan | LinearOperator) -> SciPyOperator:
 
     Raises:
         ArgumentError: `plan` is neither; in a product, workers give different vectors.
+
+    Example:
+        Every worker runs SciPy's solver on whole vectors; the products are distributed:
+
+        >>> from scipy.sparse.linalg import cg
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> A, b = 2 * linop.identity(X), np.array([2.0, 4.0, 6.0, 8.0])
+        >>> def program(backend):
+        ...     x, info = cg(linop.interop.scipy(A.compile(backend)), b)
+        ...     return x.round(6).tolist(), info
+        >>> linop.launch(program, workers=2)
+        [([1.0, 2.0, 3.0, 4.0], 0), ([1.0, 2.0, 3.0, 4.0], 0)]
     """
     if isinstance(plan, LinearOperator):
         return plan.to_scipy()

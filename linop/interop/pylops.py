@@ -20,6 +20,12 @@ def to_pylops(plan: BoundPlan | LinearOperator) -> Any:
 
     Raises:
         ArgumentError: `plan` is neither. MissingExtraError: PyLops is not installed.
+
+    Example:
+        >>> X = linop.TensorSpace((2, 3), linop.Partition((2, 1)))
+        >>> Op = linop.interop.to_pylops(2 * linop.identity(X))
+        >>> tuple(Op.dims), Op.shape, (Op @ np.arange(6.0).reshape(2, 3)).tolist()
+        ((2, 3), (6, 6), [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]])
     """
     try:
         import pylops

@@ -30,6 +30,16 @@ def to_pylops_mpi(plan: BoundPlan, base_comm: Any = None) -> Any:
     Raises:
         ArgumentError: `plan` is none of a worker. SpaceError: a region is replicated.
         MissingExtraError: PyLops-MPI is not installed.
+
+    Example:
+        On ranks, under ``mpiexec -n 2``::
+
+            X = linop.TensorSpace((4,), linop.Partition((2,)))
+            backend = linop.backends.get("mpi")
+            Op = linop.interop.to_pylops_mpi((2 * linop.identity(X)).compile(backend))
+            x = linop.interop.to_distributed_array(backend.vector(X, np.ones(2)), backend)
+            y = Op @ x  # a DistributedArray: 2 in all places
+            dot = y.dot(x)  # 8, on every rank
     """
     package = _package()
     if not (isinstance(plan, BoundPlan) and isinstance(plan.backend, Worker)):
@@ -59,6 +69,14 @@ def to_distributed_array(vector: Vector, backend: Worker, base_comm: Any = None)
 
     Raises:
         SpaceError: a region is replicated. MissingExtraError: PyLops-MPI is not installed.
+
+    Example:
+        On ranks, under ``mpiexec -n 2``, which have two numbers each::
+
+            X = linop.TensorSpace((4,), linop.Partition((2,)))
+            backend = linop.backends.get("mpi")
+            x = linop.interop.to_distributed_array(backend.vector(X, np.ones(2)), backend)
+            x.global_shape, x.local_shape  # (4,), (2,)
     """
     return _Sides(vector.space, backend).array(vector, _package(), base_comm)
 
@@ -68,6 +86,16 @@ def from_distributed_array(array: Any, space: Space, backend: Worker) -> Vector:
 
     Raises:
         SpaceError: a region is replicated. ArgumentError: the array is distributed otherwise.
+
+    Example:
+        A result of PyLops-MPI, for plans and solvers of linop, under ``mpiexec -n 2``::
+
+            X = linop.TensorSpace((4,), linop.Partition((2,)))
+            backend = linop.backends.get("mpi")
+            array = pylops_mpi.DistributedArray(4)
+            array[:] = backend.worker
+            x = linop.interop.from_distributed_array(array, X, backend)
+            x.inner(x)  # 2, on every rank: the vector is 0, 0, 1, 1
     """
     return _Sides(space, backend).vector(array)
 

@@ -48,6 +48,11 @@ def block_diag(*blocks: Any, backend: Any = None) -> LinearOperator:
     Raises:
         SpaceError: dtypes differ. ArgumentError: there is no block, or one is no operator; or, with
             a backend, one is not on a single worker. With a backend on every worker.
+
+    Example:
+        >>> D = linop.block_diag(np.diag([1.0, 2.0]), np.diag([3.0, 4.0]))
+        >>> (D @ np.ones(4)).tolist()
+        [1.0, 2.0, 3.0, 4.0]
     """
     if own_blocks.is_spmd(backend):
         return own_blocks.block_diag(
@@ -74,6 +79,13 @@ def vstack(*blocks: Any, backend: Any = None) -> LinearOperator:
         RegionError: without a backend, two codomains of operators share the name of a region
             (`block` renames them).
         SpaceError: domains or dtypes differ. Otherwise as `block_diag`.
+
+    Example:
+        >>> A = linop.vstack(np.eye(2), np.array([[1.0, 1.0]]))  # with the sum below
+        >>> (A @ np.array([2.0, 3.0])).tolist()
+        [2.0, 3.0, 5.0]
+        >>> (A.H @ np.ones(3)).tolist()
+        [2.0, 2.0]
     """
     if own_blocks.is_spmd(backend):
         return own_blocks.vstack(
@@ -96,6 +108,13 @@ def hstack(*blocks: Any, backend: Any = None) -> LinearOperator:
         RegionError: without a backend, two domains of operators share the name of a region
             (`block` renames them).
         SpaceError: codomains or dtypes differ. Otherwise as `block_diag`.
+
+    Example:
+        >>> row = linop.hstack(np.ones((1, 2)), 3 * np.ones((1, 2)))
+        >>> (row @ np.array([1.0, 1.0, 1.0, 1.0])).tolist()
+        [8.0]
+        >>> (row.H @ np.array([1.0])).tolist()
+        [1.0, 1.0, 3.0, 3.0]
     """
     if own_blocks.is_spmd(backend):
         column = own_blocks.vstack(
@@ -121,6 +140,12 @@ def block(blocks: Sequence[Sequence[Any]]) -> LinearOperator:
         ArgumentError: rows have different lengths, or a row or column has no block.
         SpaceError: in a column, domains differ; in a row, codomains; or dtypes. ShapeError: a
             matrix does not fit its column and row.
+
+    Example:
+        >>> A, B = np.eye(2), np.ones((2, 1))
+        >>> M = linop.block([[A, B], [None, np.full((1, 1), 5.0)]])
+        >>> M.todense().tolist()
+        [[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 5.0]]
     """
     rows = [list(row) for row in blocks]
     if len({len(row) for row in rows}) != 1 or not rows[0]:

@@ -38,25 +38,28 @@ def borrowing(function: Function) -> Function:
     return call
 
 
-def _counted(function: Function, x: Any) -> tuple[Array, int, int]:
-    """The result, its number of references, and that of its base."""
+def _counted(function: Function, x: Any) -> tuple[Array, bool]:
+    """The result, and whether nobody else refers to it, or to the memory of which it is a view.
+
+    By comparison with an object that is known to have one reference: what runs a frame, or watches
+    it (a debugger, a profiler, torch.compile on any thread), may hold its variables, too. The
+    result is first: who comes in between makes it look as if it had more holders, not fewer.
+    """
     y = np.asarray(function(x))
     base = y.base
-    return y, _references(y), _references(base)
+    one = object()
+    alone = of_base = False
+    if _COUNTS:  # an interpreter without counts copies
+        alone = sys.getrefcount(y) == sys.getrefcount(one)
+        # A view is one more reference to its base.
+        of_base = sys.getrefcount(base) == sys.getrefcount(one) + 1
+    if base is not None:
+        alone = alone and of_base and type(base) is np.ndarray and base.flags.owndata
+    return y, alone
 
 
-def _own(y: Array, of_result: int, of_base: int) -> Array:
-    base = y.base
-    alone = of_result == _ALONE and (
-        base is None or (type(base) is np.ndarray and base.flags.owndata and of_base == _BASE)
-    )
+def _own(y: Array, alone: bool) -> Array:
     return y if alone and y.flags.writeable else y.copy()
 
 
-def _references(thing: Any) -> int:
-    return sys.getrefcount(thing) if hasattr(sys, "getrefcount") else -1
-
-
-# Interpreters count the references of running frames differently; one without counts copies.
-_ALONE = _counted(lambda x: np.empty(1), None)[1] if hasattr(sys, "getrefcount") else 0
-_BASE = _counted(lambda x: np.empty(2)[1:], None)[2]
+_COUNTS = hasattr(sys, "getrefcount")

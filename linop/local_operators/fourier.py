@@ -54,6 +54,13 @@ def fft(
     Raises:
         DTypeError: the space is not complex. ShapeError: domain and codomain differ in shape.
         ArgumentError: an axis does not exist, or is named twice; or the norm is none of these.
+
+    Example:
+        >>> F = linop.local_operators.fft(linop.Region("x", 4))
+        >>> (F @ np.ones(4, complex)).tolist() == [2, 0, 0, 0]
+        True
+        >>> bool(linop.testing.check_unitary(F))
+        True
     """
     space = as_space(domain, np.complex128)
     region = single_region("fft", space)
@@ -125,6 +132,13 @@ def rfft(
 
     Raises:
         DTypeError, ShapeError, ArgumentError: as `fft`.
+
+    Example:
+        >>> F = linop.local_operators.rfft(linop.Region("x", 4))
+        >>> F.shape, F.dtype.name
+        ((3, 4), 'complex128')
+        >>> (F @ np.ones(4)).tolist() == [2, 0, 0]
+        True
     """
     ends, along, lengths, halves = _half("rfft", domain, codomain, axes, norm)
 
@@ -158,6 +172,12 @@ def irfft(
 
     Raises:
         DTypeError, ShapeError, ArgumentError: as `rfft`.
+
+    Example:
+        >>> x = linop.Region("x", 4)
+        >>> F, back = linop.local_operators.rfft(x), linop.local_operators.irfft(x)
+        >>> (back @ F @ np.array([1.0, 2.0, 3.0, 6.0])).tolist()
+        [1.0, 2.0, 3.0, 6.0]
     """
     ends, along, lengths, halves = _half("irfft", codomain, domain, axes, norm)
 

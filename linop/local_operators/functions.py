@@ -56,6 +56,16 @@ def local(
         ArgumentError: a side is neither a `Region` nor a `Space`.
         SpaceError: regions are on different workers, or the sides' dtypes differ otherwise than as
             a real one and the complex one with such parts.
+
+    Example:
+        >>> x = linop.Region("x", 3)
+        >>> A = linop.local(x, x, np.cumsum, lambda y: np.cumsum(y[::-1])[::-1])
+        >>> (A @ np.ones(3)).tolist()
+        [1.0, 2.0, 3.0]
+        >>> (A.H @ np.array([0.0, 0.0, 1.0])).tolist()
+        [1.0, 1.0, 1.0]
+        >>> bool(linop.testing.check_adjoint(A))
+        True
     """
     source, target = as_space(domain, dtype), as_space(codomain, dtype)
     return local_operator(

@@ -47,6 +47,13 @@ def kron(A: Any, B: Any, *, name: str | None = None) -> LinearOperator:
     Raises:
         SpaceError: a side of A or B has not one region; they are on different workers, or have
             different dtypes. ArgumentError, ShapeError: one is no operator or matrix.
+
+    Example:
+        >>> A = linop.kron(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 1.0]]))
+        >>> (A @ np.array([1.0, 2.0, 3.0, 4.0])).tolist()
+        [7.0, 3.0]
+        >>> A.todense().tolist() == np.kron([[0, 1], [1, 0]], [[1, 1]]).tolist()
+        True
     """
     left, right = (as_map(_operator(one)) for one in (A, B))
     ends = []

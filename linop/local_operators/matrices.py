@@ -52,6 +52,11 @@ def matrix(
         DTypeError: a number is complex or fractional, and the spaces' dtype is not; it is out of
             range; or it is an integer that the dtype does not represent exactly. Others are rounded
             to the dtype, once.
+
+    Example:
+        >>> A = linop.local_operators.matrix(np.array([[1.0, 2.0], [0.0, 3.0], [4.0, 0.0]]))
+        >>> (A @ np.array([1.0, 1.0])).tolist(), (A.H @ np.ones(3)).tolist()
+        ([3.0, 3.0, 4.0], [5.0, 5.0])
     """
     sparse = scipy.sparse.issparse(A)
     A = scipy.sparse.csr_array(A) if sparse else _values("matrix", A)
@@ -99,6 +104,11 @@ def diagonal(
 
     Raises:
         ShapeError: the shapes differ. DTypeError: as for `matrix`.
+
+    Example:
+        >>> D = linop.local_operators.diagonal(np.array([1.0, 2.0, 3.0]))
+        >>> (D @ np.array([10.0, 10.0, 10.0])).tolist()
+        [10.0, 20.0, 30.0]
     """
     d = _values("diagonal", d)
     space = as_space(Region("x", d.shape) if domain is None else domain, d.dtype)
@@ -129,6 +139,13 @@ def restriction(
     Raises:
         SpaceError: the domain has not one region, or lacks the subset's.
         ArgumentError: indices are no integers. ShapeError: an index is out of range.
+
+    Example:
+        >>> R = linop.local_operators.restriction(linop.Region("x", 5), [4, 0, 4])
+        >>> (R @ np.arange(5.0)).tolist()
+        [4.0, 0.0, 4.0]
+        >>> (R.H @ np.ones(3)).tolist()
+        [1.0, 0.0, 0.0, 0.0, 2.0]
     """
     space = as_space(domain, np.float64)
     region = single_region("restriction", space)

@@ -56,6 +56,13 @@ def from_scipy(
         ArgumentError: A is neither an operator nor a matrix.
         ShapeError: A does not fit the spaces. DTypeError: the spaces' dtype cannot hold A's; when
             it is applied, that of its results.
+
+    Example:
+        >>> import scipy.sparse.linalg
+        >>> theirs = scipy.sparse.linalg.aslinearoperator(np.diag([1.0, 2.0]))
+        >>> A = linop.local_operators.from_scipy(theirs)
+        >>> (A.H @ A @ np.array([1.0, 2.0])).tolist()
+        [1.0, 8.0]
     """
     if isinstance(A, np.ndarray) or scipy.sparse.issparse(A):
         return matrix(A, domain, codomain, name=name or "A")

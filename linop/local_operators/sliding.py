@@ -51,6 +51,14 @@ def convolution(
     Raises:
         ShapeError: shapes or parameters do not fit; the message has the output's shape.
         DTypeError: the space's dtype cannot represent one of the kernel's numbers.
+
+    Example:
+        >>> x, y = linop.Region("x", 4), linop.Region("y", 4)
+        >>> C = linop.local_operators.convolution([1.0, 0.0, -1.0], x, y, padding=1)
+        >>> (C @ np.array([1.0, 2.0, 4.0, 8.0])).tolist()
+        [-2.0, -3.0, -6.0, 4.0]
+        >>> (C.H @ np.array([1.0, 0.0, 0.0, 0.0])).tolist()
+        [0.0, -1.0, 0.0, 0.0]
     """
     source, target = as_space(domain, np.float64), as_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)

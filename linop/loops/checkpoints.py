@@ -38,6 +38,10 @@ class Counts(NamedTuple):
         states: largest number of states that are kept at once.
         steps: steps that run, each of them once or several times.
         recomputed: those of them that are not the first of their number.
+
+    Example:
+        >>> linop.loops.Every(10).predicted(100)
+        Counts(states=19, steps=280, recomputed=180)
     """
 
     states: int
@@ -46,7 +50,13 @@ class Counts(NamedTuple):
 
 
 class Checkpoints(ABC):
-    """A schedule of checkpoints for loops of any length."""
+    """A schedule of checkpoints for loops of any length.
+
+    Example:
+        >>> actions = list(linop.loops.Every(1).actions(2))
+        >>> [(action.kind, action.step) for action in actions][:4]
+        [('keep', 0), ('run', 0), ('keep', 1), ('run', 1)]
+    """
 
     @abstractmethod
     def _actions(self, n: int) -> Iterator[Action]:
@@ -78,6 +88,10 @@ class Every(Checkpoints):
 
     Raises:
         ArgumentError: k is no whole number from 1.
+
+    Example:
+        >>> [linop.loops.Every(k).predicted(100).states for k in (1, 5, 10, 20)]
+        [100, 24, 19, 24]
     """
 
     def __init__(self, k: int) -> None:
@@ -127,6 +141,13 @@ class Optimal(Checkpoints):
 
     Raises:
         ArgumentError: it is no whole number from 1; or the library is missing.
+
+    Example:
+        >>> best, simple = linop.loops.Optimal(states=19), linop.loops.Every(10)
+        >>> best.predicted(100).states, simple.predicted(100).states
+        (19, 19)
+        >>> best.predicted(100).recomputed, simple.predicted(100).recomputed
+        (179, 180)
     """
 
     def __init__(self, states: int) -> None:

@@ -53,6 +53,16 @@ def evolution(
         SpaceError: a region of the step's codomain is not one of its domain; or as
             `linop.timeloop`. RegionError: two of state, parameters and signals (of state and
             records) have regions of one name.
+
+    Example:
+        >>> X, M = (linop.TensorSpace((1,), linop.Partition(1), name=name) for name in "xm")
+        >>> T = linop.loops.evolution(linop.networks.multiply(X, M, name="x"), 3)
+        >>> at = T.domain.vector({"x@0": np.array([2.0]), "m@0": np.array([3.0])})
+        >>> T(at)["x@0"].tolist()  # 2 · 3³
+        [54.0]
+        >>> g = T.jacobian(at).H(X.vector(np.ones(1)))
+        >>> g["x@0"].tolist(), g["m@0"].tolist()  # 3³ and 3 · 2 · 3²
+        ([27.0], [54.0])
     """
     if not isinstance(step, Map | LinearOperator):
         raise ArgumentError(f"evolution, step: expected a map or an operator, given {step!r}")
@@ -76,6 +86,14 @@ class Evolution(Map):
         body: the step with what comes in and goes out, (x, m, s_k) -> (x, r_k).
         state, parameters: the spaces of x and of m.
         coming, going: s and r over time.
+
+    Example:
+        >>> X, M = (linop.TensorSpace((1,), linop.Partition(1), name=name) for name in "xm")
+        >>> T = linop.loops.evolution(linop.networks.multiply(X, M, name="x"), 3)
+        >>> print(T.state, T.parameters, sep=" · ")
+        x@0[1]@0 · m@0[1]@0
+        >>> T.n, T.written_out.codomain == T.codomain
+        (3, True)
     """
 
     def __init__(

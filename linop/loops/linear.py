@@ -31,6 +31,14 @@ def repeat(A: LinearOperator, n: int) -> LinearOperator:
     Raises:
         ArgumentError: A is no operator, or n no whole number from 0. SpaceError: A's domain and
             codomain differ.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(4))
+        >>> A = linop.repeat(linop.shift(X, 1), 3)
+        >>> (A @ np.arange(4.0)).tolist()
+        [1.0, 2.0, 3.0, 0.0]
+        >>> (A.H @ A @ np.arange(4.0)).tolist()
+        [0.0, 1.0, 2.0, 3.0]
     """
     A, n = _step("repeat", A), steps("repeat", n)
     if not A.clinear:
@@ -74,6 +82,16 @@ def timeloop(
             codomain would be empty. SpaceError: A's domain and codomain differ, or S leads to
             another space, or R starts from another; or a dtype differs. RegionError: the state and
             the signals (records) are both given (returned), and have regions of one name.
+
+    Example:
+        >>> x = linop.Region("x", 1)
+        >>> half = linop.local_operators.matrix([[0.5]], x, x)
+        >>> S = linop.identity(half.domain)
+        >>> A = linop.timeloop(half, 3, sources=S, receivers=S)
+        >>> A.todense().tolist()
+        [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]]
+        >>> (A.H @ np.array([[0.0], [0.0], [4.0]])).ravel().tolist()
+        [1.0, 2.0, 4.0]
     """
     A, n = _step("timeloop", step), steps("timeloop", n)
     X = A.domain

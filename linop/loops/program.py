@@ -33,6 +33,17 @@ class LoopProgram:
     Attributes:
         domain, codomain: of the map.
         active: the space of the arguments of derivatives.
+
+    Example:
+        >>> X, M = (linop.TensorSpace((1,), linop.Partition(1), name=name) for name in "xm")
+        >>> T = linop.loops.evolution(linop.networks.multiply(X, M, name="x"), 3)
+        >>> run = T.compile(linop.backends.get("threads"), wrt=M)  # derivatives by m
+        >>> run({"x@0": np.array([2.0]), "m@0": np.array([3.0])}).tolist()
+        [54.0]
+        >>> run.vjp(np.array([1.0])).tolist()  # 3 · 2 · 3²
+        [54.0]
+        >>> run.counted == run.predicted
+        True
     """
 
     def __init__(self, evolution: Evolution, backend: Any, active: Sequence[str]) -> None:

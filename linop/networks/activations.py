@@ -25,6 +25,13 @@ def sigmoid(X: TensorSpace, name: str = "h") -> Map:
 
     Raises:
         ArgumentError: `X` is no `TensorSpace`. DTypeError: it has integers.
+
+    Example:
+        >>> F = linop.networks.sigmoid(linop.TensorSpace((2,), linop.Partition((1,))))
+        >>> F(np.zeros(2)).tolist()
+        [0.5, 0.5]
+        >>> F.jacobian(np.zeros(2)).to_matrix().toarray().tolist()
+        [[0.25, 0.0], [0.0, 0.25]]
     """
     check_tensors("sigmoid", X)
     check_fractions("sigmoid", X)
@@ -36,6 +43,14 @@ def relu(X: TensorSpace, name: str = "h") -> Map:
 
     Raises:
         ArgumentError: `X` is no `TensorSpace`.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> F, x = linop.networks.relu(X), X.scatter([-1.0, 2.0, -3.0, 4.0])
+        >>> F.codomain.gather(F(x)).tolist()
+        [0.0, 2.0, 0.0, 4.0]
+        >>> X.gather(F.jacobian(x).H(F.codomain.scatter(np.ones(4)))).tolist()
+        [0.0, 1.0, 0.0, 1.0]
     """
     return _elementwise(
         "relu", X, name, lambda x: np.maximum(x, 0), lambda y: (y > 0).astype(y.dtype)
@@ -52,6 +67,15 @@ def multiply(X: TensorSpace, Y: TensorSpace, name: str = "z") -> Map:
     Raises:
         ArgumentError: an argument is no `TensorSpace`. SpaceError: dtypes differ.
         PartitionError: X and Y are not divided alike.
+
+    Example:
+        >>> X, Y = (linop.TensorSpace((2,), linop.Partition((1,)), name=name) for name in "xy")
+        >>> F = linop.networks.multiply(X, Y)
+        >>> at = {"x@0": np.array([2.0, 3.0]), "y@0": np.array([5.0, 7.0])}
+        >>> F(at).tolist()
+        [10.0, 21.0]
+        >>> F.jacobian(at, wrt=["x@0"]).H(np.ones(2)).tolist()  # y
+        [5.0, 7.0]
     """
     check_tensors("multiply", X, Y)
     same_layout("multiply", X, Y)

@@ -25,6 +25,17 @@ def chain(*maps: Map | LinearOperator) -> Map:
         ArgumentError: an argument is neither a map nor an operator, or there is none.
         RegionError: a region is taken twice, or made where there is one of that name.
         SpaceError: dtypes differ.
+
+    Example:
+        >>> P = linop.Partition((1,))
+        >>> X, W = linop.TensorSpace((1, 2), P, name="x"), linop.TensorSpace((2, 1), P, name="W")
+        >>> F = linop.networks.linear(X, W)
+        >>> net = linop.networks.chain(F, linop.networks.relu(F.codomain))
+        >>> at = {"x@0": np.array([[1.0, 2.0]]), "W@0": np.array([[3.0], [1.0]])}
+        >>> net(at).tolist()
+        [[5.0]]
+        >>> net.jacobian(at, wrt=["W@0"]).H(np.ones((1, 1))).tolist()  # the gradient, xᵀ
+        [[1.0], [2.0]]
     """
     if not maps:
         raise ArgumentError("chain: expected at least one map")

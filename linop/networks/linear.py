@@ -36,6 +36,18 @@ def linear(X: TensorSpace, W: TensorSpace, b: TensorSpace | None = None, name: s
     Raises:
         ArgumentError: an argument is no `TensorSpace`. SpaceError: dtypes differ.
         ShapeError: the shapes do not fit. PartitionError: the divisions do not.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> X = linop.TensorSpace((3, 2), P, axes=[linop.COPIES], name="x")
+        >>> W = linop.TensorSpace((2, 4), P, axes=[1], name="W")  # two columns on each worker
+        >>> F, w = linop.networks.linear(X, W), np.arange(8.0).reshape(2, 4)
+        >>> at = {**X.scatter(np.ones((3, 2))).arrays, **W.scatter(w).arrays}
+        >>> F.codomain.gather(F(at)).tolist()
+        [[4.0, 6.0, 8.0, 10.0], [4.0, 6.0, 8.0, 10.0], [4.0, 6.0, 8.0, 10.0]]
+        >>> J, ones = F.jacobian(at, wrt=W.regions), F.codomain.scatter(np.ones((3, 4)))
+        >>> W.gather(J.H(ones)).tolist()  # the gradient Xᵀ 1, cut as W is
+        [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
     check_tensors("linear", X, W)
     if X.ndim != 2 or W.ndim != 2 or X.global_shape[1] != W.global_shape[0]:
@@ -88,6 +100,15 @@ def bias(X: TensorSpace, b: TensorSpace, name: str = "z") -> Map:
 
     Raises:
         As `linear`.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> X = linop.TensorSpace((2, 3), P, name="x")  # a row on each worker
+        >>> b = linop.TensorSpace((3,), P, axes=[linop.COPIES], name="b")
+        >>> F = linop.networks.bias(X, b)
+        >>> at = {**X.scatter(np.zeros((2, 3))).arrays, **b.scatter([1.0, 2.0, 3.0]).arrays}
+        >>> F.codomain.gather(F(at)).tolist()
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
     check_tensors("bias", X, b)
     if X.ndim != 2:

@@ -31,6 +31,14 @@ def softmax_cross_entropy(
         ArgumentError: an argument is no `TensorSpace`. SpaceError: dtypes differ.
         ShapeError: Z's rows are cut. PartitionError: Z and T are not divided alike.
         DTypeError: they have integers.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> Z, T = (linop.TensorSpace((2, 2), P, name=name) for name in "zt")  # by rows
+        >>> F, scores = linop.networks.softmax_cross_entropy(Z, T), [[0.0, 200.0], [400.0, 0.0]]
+        >>> at = {**Z.scatter(scores).arrays, **T.scatter(np.eye(2)).arrays}
+        >>> {name: loss.tolist() for name, loss in F(at).items()}  # their sum is the mean loss
+        {'loss@0': [100.0], 'loss@1': [200.0]}
     """
     check_tensors("softmax_cross_entropy", Z, T)
     check_fractions("softmax_cross_entropy", Z)
@@ -85,6 +93,16 @@ def squared_loss(Y: TensorSpace, T: TensorSpace, scale: float = 1, name: str = "
         ArgumentError: an argument is no `TensorSpace`. SpaceError: dtypes differ.
         PartitionError: Y and T are not divided alike. DTypeError: they have integers, and `scale`
             is no whole number.
+
+    Example:
+        >>> P = linop.Partition((2,))
+        >>> Y, T = (linop.TensorSpace((4,), P, name=name) for name in "yt")
+        >>> F, y = linop.networks.squared_loss(Y, T), np.arange(1.0, 5.0)
+        >>> at = {**Y.scatter(y).arrays, **T.scatter(np.zeros(4)).arrays}
+        >>> {name: loss.tolist() for name, loss in F(at).items()}  # of each worker's elements
+        {'loss@0': [5.0], 'loss@1': [25.0]}
+        >>> Y.gather(F.jacobian(at, wrt=Y.regions).H(F.codomain.scatter([1.0]))).tolist()
+        [2.0, 4.0, 6.0, 8.0]
     """
     check_tensors("squared_loss", Y, T)
     check_fractions("squared_loss", Y, scale)

@@ -31,6 +31,17 @@ class Map(ABC):
     ``F @ G`` is the composition with a map or an operator; `linop.networks.chain` composes any
     number of them. ``F(x)`` and ``F.jacobian(x)`` work in this process, for all workers; `compile`
     gives the program that workers run.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition((1,)))
+        >>> F, x = linop.networks.relu(X) @ (2 * linop.identity(X)), np.array([-1.0, 3.0])
+        >>> F(x).tolist()
+        [0.0, 6.0]
+        >>> J = F.jacobian(x)  # an operator
+        >>> J.H(np.ones(2)).tolist()
+        [0.0, 2.0]
+        >>> bool(linop.testing.check_adjoint(J))
+        True
     """
 
     def __init__(self, domain: Space, codomain: Space) -> None:

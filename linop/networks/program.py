@@ -21,6 +21,16 @@ class Program:
 
     Arguments and results are as of a plan: a bare array where a worker has one region, a dict of
     arrays by region name where it has several. All methods are collective.
+
+    Example:
+        >>> X, x = linop.TensorSpace((4,), linop.Partition((2,))), np.array([-1.0, 2.0, -3.0, 4.0])
+        >>> F = linop.networks.relu(X)
+        >>> def main(backend):
+        ...     program = F.compile(backend)
+        ...     y = program(x[X.slices(backend.worker)])
+        ...     return y.tolist(), program.vjp(np.array([10.0, 20.0])).tolist()
+        >>> linop.launch(main, workers=2)  # the values, and the gradients, of each block
+        [([0.0, 2.0], [0.0, 20.0]), ([0.0, 4.0], [0.0, 20.0])]
     """
 
     def __init__(

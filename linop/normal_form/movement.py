@@ -86,6 +86,14 @@ class Movement(Keeper):
 
     Raises:
         SpaceError: the dtypes of the spaces differ.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> move = linop.shift(X, 1).movement()
+        >>> len(move), move.adjoint() == linop.shift(X, -1).movement()
+        (2, True)
+        >>> print(next(iter(linop.gather(X).movement())))
+        x@0[0:2] += x@0
     """
 
     def __init__(self, domain: Space, codomain: Space, transfers: TransferTable | Table) -> None:

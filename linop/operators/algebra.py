@@ -191,6 +191,12 @@ def identity(space: Space, codomain: Space | None = None) -> LinearOperator:
 
     Raises:
         SpaceError: it has other regions, or another dtype.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> A = linop.identity(X) + linop.stencil(X, {1: 1.0})
+        >>> (A @ np.arange(4.0)).tolist()
+        [1.0, 3.0, 5.0, 3.0]
     """
     if codomain is not None and not space.has_regions_of(codomain):
         space.same_as(codomain, "identity")
@@ -199,7 +205,14 @@ def identity(space: Space, codomain: Space | None = None) -> LinearOperator:
 
 @records_origin
 def zero(domain: Space, codomain: Space) -> LinearOperator:
-    """The zero operator O: domain -> codomain."""
+    """The zero operator O: domain -> codomain.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> O = linop.zero(X, linop.TensorSpace((2,), linop.Partition(2)))
+        >>> O.shape, O.H.shape, O.cost().messages
+        ((2, 4), (4, 2), 0)
+    """
     return Zero(domain, codomain)
 
 
@@ -221,6 +234,13 @@ def direct_sum(
             them.
         SpaceError: dtypes differ; or `domain` or `codomain` has other regions than the blocks.
         ArgumentError: an argument is no operator, or there is none.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> blocks = [linop.local_operators.diagonal([2.0, 3.0], region) for region in X]
+        >>> D = linop.direct_sum(*blocks, domain=X, codomain=X)
+        >>> (D @ np.ones(4)).tolist()
+        [2.0, 3.0, 2.0, 3.0]
     """
     _check_operators("direct_sum", ops)
     sides = joined_space([op.domain for op in ops]), joined_space([op.codomain for op in ops])
@@ -240,6 +260,14 @@ def in_steps(*ops: LinearOperator) -> LinearOperator:
     Raises:
         SpaceError: an operator's domain is not the codomain of the next one.
         ArgumentError: an argument is no operator, or there is none.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(4))
+        >>> step = linop.shift(X, 1)
+        >>> (step @ step).cost().stages, linop.in_steps(step, step).cost().stages
+        (1, 2)
+        >>> linop.in_steps(step, step).equals(step @ step)
+        True
     """
     _check_operators("in_steps", ops)
     if len(ops) == 1:

@@ -44,6 +44,14 @@ def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
 
     In place if the space has b's region; out of place, with b's region allocated, if it has not.
     Errors are those of `copy`.
+
+    Example:
+        >>> a, b = linop.Region("a", 2), linop.Region("b", 2, workers=1)
+        >>> A = linop.send_recv(linop.Space(a), a, b)
+        >>> A(linop.Space(a).vector(np.array([1.0, 2.0])))["b"].tolist()
+        [1.0, 2.0]
+        >>> A.H.to_matrix().toarray().tolist()  # what comes back is added
+        [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]]
     """
     return copy(space, a, b)
 
@@ -72,6 +80,15 @@ def broadcast(
 
     Raises:
         PartitionError: the grids do not match; the message names the axis.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(1))
+        >>> B = linop.broadcast(X, linop.Partition(3))
+        >>> y = B(X.scatter(np.array([1.0, 2.0])))
+        >>> [y[region.name].tolist() for region in B.codomain]
+        [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
+        >>> X.gather(B.H(y)).tolist()  # the adjoint sums
+        [3.0, 6.0]
     """
     X = expect("broadcast", X, TensorSpace)
     small, roles = oriented(X, transpose_src)
@@ -110,6 +127,14 @@ def sum_reduce(
     Raises:
         PartitionError: the grids do not match, or an axis to be summed does not hold copies; the
             message names the axis.
+
+    Example:
+        >>> Y = linop.TensorSpace((2,), linop.Partition(3), axes=[linop.COPIES])
+        >>> R = linop.sum_reduce(Y, linop.Partition(1))
+        >>> R.codomain.gather(R(Y.vector({r.name: np.ones(2) for r in Y}))).tolist()
+        [3.0, 3.0]
+        >>> R.H.equals(linop.broadcast(R.codomain, Y.partition))
+        True
     """
     Y = expect("sum_reduce", Y, TensorSpace)
     large, roles = oriented(Y, transpose_src)
@@ -143,6 +168,15 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
 
     Raises:
         PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
+
+    Example:
+        >>> Y = linop.TensorSpace((2,), linop.Partition(3), axes=[linop.COPIES])
+        >>> A = linop.all_reduce(Y)
+        >>> y = A(Y.vector({r.name: np.ones(2) for r in Y}))
+        >>> [y[region.name].tolist() for region in Y]
+        [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+        >>> A.H.equals(A)
+        True
     """
     Y = expect("all_reduce", Y, TensorSpace)
     axes = copied_axes("all_reduce", Y, grid_axes)
@@ -168,6 +202,17 @@ def all_gather(
     Raises:
         PartitionError: a grid axis does not exist, is named twice, or splits no dimension.
         ArgumentError: `into` is neither of the two.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> G = linop.all_gather(X)
+        >>> y = G(X.scatter(np.arange(4.0)))
+        >>> [y[region.name].tolist() for region in G.codomain]
+        [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
+        >>> G.H.equals(linop.reduce_scatter(G.codomain))
+        True
+        >>> linop.all_gather(X, into=linop.REPLICATED).H.cost().messages
+        0
     """
     X = expect("all_gather", X, TensorSpace)
     split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int)]
@@ -203,6 +248,13 @@ def reduce_scatter(
     Raises:
         PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
         ArgumentError: the number of `dims` is not that of the grid axes.
+
+    Example:
+        >>> Y = linop.TensorSpace((4,), linop.Partition(2), axes=[linop.COPIES])
+        >>> RS = linop.reduce_scatter(Y)
+        >>> y = RS(Y.vector({r.name: np.arange(4.0) for r in Y}))
+        >>> [y[region.name].tolist() for region in RS.codomain]
+        [[0.0, 2.0], [4.0, 6.0]]
     """
     Y = expect("reduce_scatter", Y, TensorSpace)
     axes = copied_axes("reduce_scatter", Y, grid_axes)
@@ -230,6 +282,14 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> TensorOperator:
 
     Raises:
         PartitionError: the grid axis does not exist, or splits no dimension.
+
+    Example:
+        >>> X = linop.TensorSpace((4, 6), linop.Partition(2))
+        >>> T = linop.all_to_all(X, grid_axis=0, dim=1)
+        >>> X.local_shape(0), T.codomain.local_shape(0)
+        ((2, 6), (4, 3))
+        >>> (T.H @ T).equals(linop.identity(X))
+        True
     """
     X = expect("all_to_all", X, TensorSpace)
     (axis,), dim = grid_axes_of("all_to_all", X, grid_axis), integer(dim, "all_to_all: dim")
@@ -256,6 +316,14 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> TensorOpe
     Raises:
         PartitionError: the global shape or dtype differ, or an element of X is in several blocks,
             so that the one to send is ambiguous.
+
+    Example:
+        >>> X = linop.TensorSpace((4, 6), linop.Partition((2, 2)))
+        >>> P = linop.repartition(X, linop.Partition((1, 3)))
+        >>> [P.codomain.local_shape(worker) for worker in range(3)]
+        [(4, 2), (4, 2), (4, 2)]
+        >>> (P.H @ P).equals(linop.identity(X))
+        True
     """
     X = expect("repartition", X, TensorSpace)
     Y = target_space("repartition", X, partition)
@@ -272,6 +340,14 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> TensorOperato
 
     Raises:
         PartitionError: X is not on one worker, or the global shape or dtype differ.
+
+    Example:
+        >>> X = linop.TensorSpace((5,), linop.Partition(1))
+        >>> Sc = linop.scatter(X, linop.Partition(2))
+        >>> [region.shape for region in Sc.codomain]
+        [(3,), (2,)]
+        >>> Sc.H.equals(linop.gather(Sc.codomain))
+        True
     """
     X = expect("scatter", X, TensorSpace)
     if len(X.regions) != 1 or X.regions[0].replicated:
@@ -290,6 +366,14 @@ def gather(X: TensorSpace, worker: int = 0) -> TensorOperator:
 
     Raises:
         PartitionError: an element of X is in several blocks.
+
+    Example:
+        >>> X = linop.TensorSpace((5,), linop.Partition(2))
+        >>> Ga = linop.gather(X, worker=1)
+        >>> Ga.codomain.workers, Ga.codomain.local_shape(1)
+        ((1,), (5,))
+        >>> (Ga.H @ Ga).equals(linop.identity(X))
+        True
     """
     X = expect("gather", X, TensorSpace)
     Y = target_space("gather", X, Partition((1,) * X.ndim, [worker]))
@@ -309,6 +393,14 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
 
     Raises:
         PartitionError: the grid axis does not exist, or is replicated.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> y = linop.shift(X, 1)(X.scatter(np.arange(4.0)))
+        >>> y[X.region(0).name].tolist(), y[X.region(1).name].tolist()
+        ([2.0, 3.0], [0.0, 1.0])
+        >>> linop.shift(X, 1).H.equals(linop.shift(X, -1))
+        True
     """
     X = expect("shift", X, TensorSpace)
     steps = integer(steps, "shift: steps")

@@ -47,6 +47,13 @@ class Routing:
     Raises:
         ShapeError: `indices` has not two dimensions. ArgumentError: an index is no expert, or a
             number is negative.
+
+    Example:
+        >>> routing = linop.Routing([[1], [0], [1]], experts=2)
+        >>> routing.sizes.tolist(), routing.slots.tolist()
+        ([1, 2], [1, 0, 2])
+        >>> linop.Routing([[1], [0], [1]], experts=2, capacity=1).sizes.tolist()
+        [1, 1]
     """
 
     def __init__(self, indices: npt.ArrayLike, experts: int, capacity: int | None = None) -> None:
@@ -124,6 +131,14 @@ def dispatch(X: TensorSpace, routing: Routing) -> LinearOperator:
     Raises:
         ShapeError: the routing is of another number of tokens. PartitionError: blocks of X overlap,
             leave gaps, or are not in order.
+
+    Example:
+        >>> X = linop.TensorSpace((3,), linop.Partition(2))
+        >>> D = linop.dispatch(X, linop.Routing([[1], [0], [1]], experts=2))
+        >>> (D @ np.array([10.0, 11.0, 12.0])).tolist()
+        [11.0, 10.0, 12.0]
+        >>> (D.H @ D).equals(linop.identity(X))
+        True
     """
     X = expect("dispatch", X, TensorSpace)
     routing = expect("dispatch", routing, Routing)
@@ -167,6 +182,13 @@ def combine(X: TensorSpace, routing: Routing, gates: npt.ArrayLike) -> LinearOpe
     Raises:
         ShapeError: the gates are not of that shape. DTypeError: the dtype of X does not represent
             them; and as `dispatch`.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(2))
+        >>> routing = linop.Routing([[0, 1], [1, 0]], experts=2)
+        >>> C = linop.combine(X, routing, gates=[[0.5, 0.5], [1.0, 0.0]])
+        >>> (C @ linop.dispatch(X, routing) @ np.array([2.0, 3.0])).tolist()
+        [2.0, 3.0]
     """
     D = dispatch(X, routing)
     given = np.asarray(gates)

@@ -44,6 +44,12 @@ class HaloDim(NamedTuple):
         left_padding, right_padding: how far its kernel reaches beyond the tensor.
         left_unused, right_unused: how many elements at the start and the end of its own block it
             does not need.
+
+    Example:
+        >>> geometry = linop.halo_geometry((6,), linop.Partition(2), 3, padding=1)
+        >>> (halo,) = geometry[0]  # of worker 0
+        >>> halo.start, halo.stop, halo.left_padding, halo.right_halo
+        (0, 4, 1, 1)
     """
 
     start: int
@@ -99,6 +105,13 @@ def halo_geometry(
     Raises:
         PartitionError: more grid axes than dimensions. ShapeError: the parameters do not fit the
             shape, or leave no output.
+
+    Example:
+        >>> geometry = linop.halo_geometry((6,), linop.Partition(2), kernel_size=3)
+        >>> [(dim.start, dim.stop) for (dim,) in geometry.values()]
+        [(0, 4), (2, 6)]
+        >>> [(dim.left_halo, dim.right_halo) for (dim,) in geometry.values()]
+        [(0, 1), (1, 0)]
     """
     X = TensorSpace(shape, partition)
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
@@ -143,6 +156,15 @@ def halo_exchange(
         ShapeError: the parameters do not fit the shape, or leave no output. PartitionError: the
             blocks of X overlap, leave gaps, or are not in order. ArgumentError: both a kernel and
             widths are given, or neither.
+
+    Example:
+        >>> X = linop.TensorSpace((6,), linop.Partition(2))
+        >>> H = linop.halo_exchange(X, kernel_size=3)
+        >>> y = H(X.scatter(np.arange(6.0)))
+        >>> [y[region.name].tolist() for region in H.codomain]
+        [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
+        >>> X.gather(H.H(y)).tolist()  # what two workers had comes back twice
+        [0.0, 1.0, 4.0, 6.0, 4.0, 5.0]
     """
     X = expect("halo_exchange", X, TensorSpace)
     if not is_tiled(X):

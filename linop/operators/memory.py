@@ -25,6 +25,14 @@ def allocate(space: Space, *regions: Region) -> LinearOperator:
 
     Raises:
         RegionError: the space has a region of that name already.
+
+    Example:
+        >>> a, b = linop.Region("a", 2), linop.Region("b", 1)
+        >>> A = linop.allocate(linop.Space(a), b)
+        >>> A.to_matrix().toarray().tolist()  # b is zero
+        [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+        >>> A.H.equals(linop.deallocate(A.codomain, b))
+        True
     """
     return _primitive(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
 
@@ -36,6 +44,14 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
 
     Raises:
         RegionError: the space has no such region.
+
+    Example:
+        >>> a, b = linop.Region("a", 2), linop.Region("b", 1)
+        >>> D = linop.deallocate(linop.Space([a, b]), b)
+        >>> print(D.codomain)
+        a[2]@0
+        >>> D.H.equals(linop.allocate(linop.Space(a), b))
+        True
     """
     gone = Deallocate(_regions("deallocate", regions))
     return _primitive(expect("deallocate", space, Space), gone)
@@ -43,7 +59,16 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
 
 @records_origin
 def clear(space: Space, part: Part) -> LinearOperator:
-    """K_b: sets a region, or a subset of one, to zero (paper, equation 5). Self-adjoint."""
+    """K_b: sets a region, or a subset of one, to zero (paper, equation 5). Self-adjoint.
+
+    Example:
+        >>> a = linop.Region("a", 3)
+        >>> K = linop.clear(linop.Space(a), a[0:2])
+        >>> K(linop.Space(a).vector(np.ones(3)))["a"].tolist()
+        [0.0, 0.0, 1.0]
+        >>> K.H.equals(K), (K @ K).equals(K)
+        (True, True)
+    """
     return _primitive(space, Clear(expect("clear", space, Space).require(part)))
 
 
@@ -57,6 +82,14 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
 
     Raises:
         ShapeError: a and b differ in shape. SpaceError: they share elements.
+
+    Example:
+        >>> a, b = linop.Region("a", 1), linop.Region("b", 1, workers=1)
+        >>> S = linop.add(linop.Space([a, b]), a, b)
+        >>> S.to_matrix().toarray().tolist()  # b += a
+        [[1.0, 0.0], [1.0, 1.0]]
+        >>> S.H.equals(linop.add(linop.Space([a, b]), b, a))
+        True
     """
     source, target = expect("add", space, Space).require(a), space.require(b)
     if source.shape != target.shape:
@@ -82,6 +115,14 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
 
     Raises:
         ShapeError: a and b differ in shape. SpaceError: they share elements.
+
+    Example:
+        >>> a, b = linop.Region("a", 1), linop.Region("b", 1, workers=1)
+        >>> C = linop.copy(linop.Space([a, b]), a, b)
+        >>> C.to_matrix().toarray().tolist()  # b = a
+        [[1.0, 0.0], [1.0, 0.0]]
+        >>> C.H.to_matrix().toarray().tolist()  # a += b, then b = 0
+        [[1.0, 1.0], [0.0, 0.0]]
     """
     target = as_subset(b)
     bring = _allocate_or_clear(expect("copy", space, Space), target)
@@ -100,6 +141,14 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
     Raises:
         ShapeError: a and b differ in shape.
         SpaceError: they share elements; or b's region is new, and a is not a whole region.
+
+    Example:
+        >>> a, b = linop.Region("a", 1), linop.Region("b", 1, workers=1)
+        >>> M = linop.move(linop.Space(a), a, b)
+        >>> print(M.codomain)
+        b[1]@1
+        >>> M.H.equals(linop.move(linop.Space(b), b, a))
+        True
     """
     source, target = as_subset(a), as_subset(b)
     copied = copy(space, source, target)

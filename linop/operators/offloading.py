@@ -28,6 +28,14 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
 
     Raises:
         ArgumentError: `space` is no space, or the memory is unknown.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> A = linop.offload(X, "host")
+        >>> A.codomain.regions[0].memory
+        'host'
+        >>> (A.H @ A).equals(linop.identity(X))
+        True
     """
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:

@@ -68,6 +68,16 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     Raises:
         ArgumentError: one of them is no `Space`. SpaceError: their dtypes differ.
+
+    Example:
+        >>> X = linop.TensorSpace((3,), linop.Partition(3))
+        >>> A = linop.stencil(X, {-1: 1.0, 0: 2.0})
+        >>> A.to_matrix().toarray().tolist()
+        [[2.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]]
+        >>> (A.H @ np.array([0.0, 0.0, 1.0])).tolist()
+        [0.0, 1.0, 2.0]
+        >>> (A.H @ A).equals((A.H @ A).H), A.cost().messages
+        (True, 2)
     """
 
     __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__

@@ -43,6 +43,14 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> TensorOp
     Raises:
         ShapeError: the widths do not fit the shape. ArgumentError: unknown mode. PartitionError:
             the blocks of X overlap, leave gaps, or are not in order.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> A = linop.pad(X, [(1, 1)], mode="reflect")
+        >>> (A @ np.arange(4.0)).tolist()
+        [1.0, 0.0, 1.0, 2.0, 3.0, 2.0]
+        >>> (A.H @ np.ones(6)).tolist()
+        [1.0, 2.0, 2.0, 1.0]
     """
     X = expect("pad", X, TensorSpace)
     if not is_tiled(X):

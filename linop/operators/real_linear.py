@@ -178,13 +178,27 @@ def real(space: Space) -> LinearOperator:
 
     Raises:
         DTypeError: the space is not complex.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(2), complex)
+        >>> A = linop.real(X)
+        >>> (A @ np.array([1 + 2j, 3 - 1j])).tolist()
+        [1.0, 3.0]
+        >>> (A.H @ np.array([5.0, 6.0])).tolist()
+        [(5+0j), (6+0j)]
     """
     return _part(space, 0, "Re")
 
 
 @records_origin
 def imag(space: Space) -> LinearOperator:
-    """The imaginary part, as `real`; the adjoint takes real vectors times i."""
+    """The imaginary part, as `real`; the adjoint takes real vectors times i.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(2), complex)
+        >>> (linop.imag(X) @ np.array([1 + 2j, 3 - 1j])).tolist()
+        [2.0, -1.0]
+    """
     return _part(space, 1, "Im")
 
 
@@ -194,6 +208,14 @@ def conj(space: Space) -> LinearOperator:
 
     Raises:
         DTypeError: the space is not complex.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(2), complex)
+        >>> C = linop.conj(X)
+        >>> (C @ np.array([1 + 2j, 3 - 1j])).tolist()
+        [(1-2j), (3+1j)]
+        >>> (C @ C).equals(linop.identity(X))
+        True
     """
     rows = _complex("conj", space).over_reals()
     whole = [(_columns(r, 0), _columns(r, 0), 1) for r in rows.regions]

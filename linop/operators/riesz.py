@@ -102,6 +102,14 @@ def inner_product(
         ArgumentError: G is no operator, or `inverse` neither an operator nor a function; or both
             `inverse` and `spectrum` are given; or the bounds are not positive and in order.
         SpaceError: G is no endomorphism of a Euclidean space, or `inverse` not of the same space.
+
+    Example:
+        >>> x = linop.Region("x", 2)
+        >>> G = linop.local_operators.matrix(np.array([[2.0, 1.0], [1.0, 2.0]]), x, x)
+        >>> V = linop.Space(x, inner=linop.inner_product(G, spectrum=(1, 3)))
+        >>> v = V.vector(np.array([1.0, 1.0]))
+        >>> v.inner(v)
+        6.0
     """
     if not isinstance(G, LinearOperator):
         raise ArgumentError(f"inner_product: expected an operator G, given {G!r}")
@@ -188,6 +196,13 @@ def riesz(space: Space, *, inverse: bool = False) -> LinearOperator[Any, Any]:
 
     Raises:
         ArgumentError: `space` is no `Space`. SpaceError: the inverse is not known.
+
+    Example:
+        >>> V = linop.Space(linop.Region("x", 2), inner=np.array([1.0, 4.0]))
+        >>> linop.riesz(V).todense().tolist()
+        [[1.0, 0.0], [0.0, 4.0]]
+        >>> linop.riesz(V, inverse=True).todense().tolist()
+        [[1.0, 0.0], [0.0, 0.25]]
     """
     expect("riesz", space, Space)
     known: dict[bool, LinearOperator] = attributes(space).setdefault("_riesz", {})

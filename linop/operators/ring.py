@@ -38,6 +38,14 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
 
     Raises:
         PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
+
+    Example:
+        >>> Y = linop.TensorSpace((6,), linop.Partition(3), axes=[linop.COPIES])
+        >>> ring = linop.ring_all_reduce(Y)
+        >>> ring.equals(linop.all_reduce(Y))
+        True
+        >>> ring.H.equals(ring)
+        True
     """
     Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = lines(Y, copied_axes("ring_all_reduce", Y, grid_axes))
@@ -69,6 +77,14 @@ def ring_all_gather(X: TensorSpace, grid_axis: int = 0) -> TensorOperator:
 
     Raises:
         PartitionError: there is no such grid axis, or it splits nothing.
+
+    Example:
+        >>> X = linop.TensorSpace((6,), linop.Partition(3))
+        >>> ring = linop.ring_all_gather(X)
+        >>> ring.equals(linop.all_gather(X))
+        True
+        >>> ring.cost().stages, linop.all_gather(X).cost().stages
+        (2, 1)
     """
     X = expect("ring_all_gather", X, TensorSpace)
     Y = expect("ring_all_gather", all_gather(X, grid_axis).codomain, TensorSpace)

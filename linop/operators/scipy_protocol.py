@@ -60,11 +60,22 @@ class SciPyProtocol:
 
         Raises:
             ShapeError: another shape. DTypeError: as `Space.unflatten`.
+
+        Example:
+            >>> X = linop.TensorSpace((2, 2), linop.Partition((2, 1)))
+            >>> linop.stencil(X, {(0, 0): 3.0}).matvec(np.arange(4.0)).tolist()
+            [0.0, 3.0, 6.0, 9.0]
         """
         return _flat(self._op, x, "matvec")
 
     def rmatvec(self, y: npt.ArrayLike) -> Array:
-        """A^H y, for y of shape (m,) or (m, 1), as an array of shape (n,) or (n, 1)."""
+        """A^H y, for y of shape (m,) or (m, 1), as an array of shape (n,) or (n, 1).
+
+        Example:
+            >>> X = linop.TensorSpace((3,), linop.Partition(3))
+            >>> linop.shift(X, 1).rmatvec(np.arange(3.0)).tolist()
+            [1.0, 2.0, 0.0]
+        """
         return _flat(self._op.euclidean_adjoint, y, "rmatvec")
 
     def matmat(self, X: npt.ArrayLike) -> Array:
@@ -133,7 +144,13 @@ class SciPyProtocol:
         raise ShapeError(f"operator @ x: an array of shape {x.shape} given, {forms} expected")
 
     def todense(self) -> Array:
-        """The matrix as an array of shape (m, n); see `LinearOperator.to_matrix`."""
+        """The matrix as an array of shape (m, n); see `LinearOperator.to_matrix`.
+
+        Example:
+            >>> X = linop.TensorSpace((2,), linop.Partition(2))
+            >>> linop.stencil(X, {1: 5.0}).todense().tolist()
+            [[0.0, 5.0], [0.0, 0.0]]
+        """
         return cast(Array, self._op.to_matrix().toarray()).astype(self._op.dtype, copy=False)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -151,6 +168,11 @@ class SciPyProtocol:
 
         Raises:
             IndexError: as NumPy's.
+
+        Example:
+            >>> A = linop.local_operators.matrix(np.array([[1.0, 2.0], [3.0, 4.0]]))
+            >>> float(A[1, 0]), A[:, 1].tolist()
+            (3.0, [2.0, 4.0])
         """
         rows, columns = _rows_and_columns(index)
         # Of numbers of rows and columns, so that NumPy's own rules say what an index means.
@@ -199,6 +221,11 @@ class SciPyProtocol:
 
         Raises:
             ShapeError: the operator is not square.
+
+        Example:
+            >>> X = linop.TensorSpace((4,), linop.Partition(2))
+            >>> float(linop.stencil(X, {0: 2.0, 1: 1.0}).trace())
+            8.0
         """
         self._square("trace")
         return self._op.to_matrix().trace()
@@ -245,6 +272,11 @@ class SciPyProtocol:
         Raises:
             ShapeError: the operator is not square. ArgumentError: `neigs` is below 1, or there are
                 options for all eigenvalues but one, which ARPACK does not find.
+
+        Example:
+            >>> A = linop.local_operators.diagonal(np.array([1.0, 4.0, 2.0]))
+            >>> A.eigs(2, symmetric=True).round(6).tolist()
+            [4.0, 2.0]
         """
         n = self._square("eigs")
         if neigs is not None and (neigs := integer(neigs, "neigs")) < 1:
@@ -278,6 +310,11 @@ class SciPyProtocol:
         Raises:
             ArgumentError: the operator has no rows or no columns. UndecidableError: it does not
                 converge in its iterations; ``maxiter=`` gives it more.
+
+        Example:
+            >>> A = linop.local_operators.diagonal(np.array([1.0, 4.0, 2.0]))
+            >>> round(A.cond(), 6)
+            4.0
         """
         if not min(self._op.shape):
             raise ArgumentError(f"cond: a {self._op.shape} operator has no singular values")

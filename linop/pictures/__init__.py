@@ -20,5 +20,14 @@ def trace(path: str | Path) -> Picture:
 
     Raises:
         ArgumentError: the file cannot be read, or is no trace.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "run.json")
+        ...     text = linop.planning.timeline(linop.shift(X, 1)).to_trace(path)
+        ...     print(linop.pictures.trace(path).summary)
+        run.json: events of 2 workers over time
     """
     return trace_picture(trace_events.recorded(path), Path(path).name)

@@ -6,7 +6,7 @@ which the worker holds, and the halos, which its neighbours send, corners includ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -55,6 +55,12 @@ def halos(op: HasStages) -> Picture:
 
     Raises:
         ArgumentError: the codomain is no `TensorSpace`, or the operator contains local operators.
+
+    Example:
+        >>> X = linop.TensorSpace((6, 6), linop.Partition((2, 2)))
+        >>> picture = linop.pictures.halos(linop.halo_exchange(X, 3))
+        >>> print(picture.summary)
+        Blocks of x on 2×2 workers, and who sends which part of them
     """
     movement = op.stages.merged
     if movement is None or not isinstance(movement.codomain, TensorSpace):
@@ -105,6 +111,9 @@ class _Halos:
         self.kinds: set[str] = set()
         self.notes: list[str] = []
         self.drawn = Drawing()
+        self.places: dict[tuple[int | None, ...], int] = {}
+        """The worker whose block is drawn, by the block's numbers along the drawn dimensions."""
+        self.parts: dict[int, list[Part]] = {}
 
     def picture(self, name: str) -> Picture:
         dims, Y = self.dims, self.Y
@@ -118,12 +127,12 @@ class _Halos:
             if d not in dims:
                 self.notes.append(f"Dimension {d} is not drawn.")
         grid = Y.partition.grid
-        places = {
+        self.places = {
             at: int(holders(Y, grid, dims, [k for k in at if k is not None])[0])
             for at in product(*some)
             if None not in at
         }
-        parts = parts_of(self.movement, sorted(set(places.values())))
+        self.parts = parts_of(self.movement, sorted(set(self.places.values())))
         longest = [
             sum(b - a for k in chosen if k is not None for a, b in [Y.bounds[d][k]])
             for d, chosen in zip(dims, some, strict=True)
@@ -142,7 +151,7 @@ class _Halos:
             math=True,
         )
         draw = self._cuboids if len(dims) == 3 else self._rectangles
-        y = draw(some, spans, places, parts, 44.0)
+        y = draw(some, spans, 44.0)
         y = self._legend(y + 8)
         for said in self.notes:
             self.drawn.text(MARGIN, y, said, size=11, opacity=SOFT)
@@ -154,8 +163,6 @@ class _Halos:
         self,
         some: list[list[int | None]],
         spans: list[list[float]],
-        places: Mapping[tuple[int | None, ...], int],
-        parts: Mapping[int, list[Part]],
         top: float,
     ) -> float:
         """Blocks in one or two dimensions; returns where they end."""
@@ -164,17 +171,28 @@ class _Halos:
         across, wides = (some[-1], spans[-1]) if some else ([0], [_LEAST])
         y = top
         for row, high in zip(downs, highs, strict=True):
-            x = float(MARGIN)
-            for column, wide in zip(across, wides, strict=True):
-                at = (row, column)[2 - len(some) :] if some else ()
-                if at in places:
-                    self._block(places[at], parts[places[at]], x, y, wide, high)
-                else:
-                    middle = x + wide / 2, y + high / 2 + 4
-                    self.drawn.text(*middle, "…", anchor="middle", opacity=SOFT)
-                x += wide + _APART
+            run = [(row, column)[2 - len(some) :] if some else () for column in across]
+            for worker, x, wide in self._run(run, wides, float(MARGIN), _APART, y + high / 2 + 4):
+                self._block(worker, self.parts[worker], x, y, wide, high)
             y += high + _APART + _SIDE / 2
         return y
+
+    def _run(
+        self,
+        run: Sequence[tuple[int | None, ...]],
+        wides: Sequence[float],
+        x: float,
+        apart: float,
+        middle: float,
+    ) -> Iterator[tuple[int, float, float]]:
+        """(worker, left edge, width) of the blocks of a row from `x` on; draws "…", at the height
+        `middle`, in place of those that are left out."""
+        for at, wide in zip(run, wides, strict=True):
+            if at in self.places:
+                yield self.places[at], x, wide
+            else:
+                self.drawn.text(x + wide / 2, middle, "…", anchor="middle", opacity=SOFT)
+            x += wide + apart
 
     def _block(
         self, worker: int, parts: Sequence[Part], x: float, y: float, wide: float, high: float
@@ -242,8 +260,6 @@ class _Halos:
         self,
         some: list[list[int | None]],
         spans: list[list[float]],
-        places: Mapping[tuple[int | None, ...], int],
-        parts: Mapping[int, list[Part]],
         top: float,
     ) -> float:
         """Blocks in three dimensions: those at one place backwards beside each other."""
@@ -256,21 +272,15 @@ class _Halos:
                 continue
             text = f"place {back} along dimension {self.dims[0]}"
             self.drawn.text(x, y - 4, text, size=11, opacity=SOFT)
-            rise = deep * SLANT[1]
+            rise, apart = deep * SLANT[1], deep * SLANT[0] + _APART * 0.7
             for row, high in zip(some[1], spans[1], strict=True):
                 y += rise
-                left = x
-                for column, wide in zip(some[2], spans[2], strict=True):
-                    at = back, row, column
-                    if at in places:
-                        box = Oblique(left, y + 4, deep, high, wide)
-                        self._cuboid(places[at], parts[places[at]], box)
-                    else:
-                        middle = left + wide / 2, y + high / 2 + 4
-                        self.drawn.text(*middle, "…", anchor="middle", opacity=SOFT)
-                    left += wide + deep * SLANT[0] + _APART * 0.7
+                run = [(back, row, column) for column in some[2]]
+                for worker, left, wide in self._run(run, spans[2], x, apart, y + high / 2 + 4):
+                    box = Oblique(left, y + 4, deep, high, wide)
+                    self._cuboid(worker, self.parts[worker], box)
                 y += high + _APART
-            x, bottom = left + 20, max(bottom, y)
+            x, bottom = x + sum(spans[2]) + apart * len(spans[2]) + 20, max(bottom, y)
         return bottom + 8
 
     def _cuboid(self, worker: int, parts: Sequence[Part], box: Oblique) -> None:

@@ -33,6 +33,14 @@ class Placement:
 
     Raises:
         ArgumentError: the entries are not all numbers or all names.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(4))
+        >>> two = linop.planning.Placement.of_blocks(workers=4, per_machine=2)
+        >>> two.machines.tolist()
+        [0, 0, 1, 1]
+        >>> linop.shift(X, 1).cost(placement=two).bytes_between_machines
+        16
     """
 
     def __init__(self, machines: Sequence[int] | Sequence[str] | Ints) -> None:
@@ -63,6 +71,10 @@ class Placement:
 
         Raises:
             ArgumentError: a number is not positive.
+
+        Example:
+            >>> linop.planning.Placement.of_blocks(workers=5, per_machine=2).machines.tolist()
+            [0, 0, 1, 1, 2]
         """
         for what, number in (("workers", workers), ("workers per machine", per_machine)):
             if not (isinstance(number, int | np.integer) and number > 0):

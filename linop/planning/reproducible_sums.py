@@ -223,6 +223,9 @@ def _like(region: Region, what: str) -> Region:
 
 def _cut(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
     """(start, stop) of the cells that the ends of some boxes cut their hull into."""
+    if (low == low[0]).all() and (high == high[0]).all():  # as most are: no cell but these boxes
+        yield low[0], high[0]
+        return
     ends = [np.unique(np.append(a, b)).tolist() for a, b in zip(low.T, high.T, strict=True)]
     for cell in product(*(pairwise(cuts) for cuts in ends)):
         start, stop = np.array(cell, np.int64).reshape(-1, 2).T

@@ -10,7 +10,15 @@ from linop.errors import ArgumentError
 
 
 class Kind(StrEnum):
-    """Kind of an action; the values are torch's, but for `UPDATE`, which torch does not have."""
+    """Kind of an action; the values are torch's, but for `UPDATE`, which torch does not have.
+
+    Example:
+        Kinds compare with their texts, which tables have:
+
+        >>> from linop.schedules import Kind
+        >>> Kind("F").name, Kind.UPDATE == "U", [str(kind) for kind in Kind if "SEND" in kind]
+        ('FORWARD', True, ['SEND_F', 'SEND_B'])
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -60,6 +68,14 @@ class Action:
         version: version of the parameters that a forward or backward reads, from 0, the number of
             updates before; None for the newest when it is executed.
         peer: stage at the other end of a send or receive; None for the neighbour.
+
+    Example:
+        >>> from linop.schedules import Action, Kind
+        >>> action = Action.parse("2F0")
+        >>> action.stage, action.kind.name, action.micro_batch
+        (2, 'FORWARD', 0)
+        >>> str(Action(0, Kind.SEND_F, 2, peer=3))
+        '0SEND_F2>3'
     """
 
     stage: int

@@ -43,6 +43,16 @@ class CheckedSchedule:
         slots: by edge between two workers, stages (a, b) for outputs and (b, a) for their
             gradients, the number of slots with which no send ever waits, whatever the times.
         peak_bytes: of each worker, its largest number of live bytes; empty without sizes.
+
+    Example:
+        The first of two stages holds the activations of two micro-batches in 1F1B, of all in GPipe:
+
+        >>> schedules = linop.schedules
+        >>> schedules.check(schedules.one_forward_one_backward(2, 8)).activations
+        {0: 2, 1: 1}
+        >>> proven = schedules.check(schedules.gpipe(2, 8))
+        >>> proven.activations, proven.proven[-1]
+        ({0: 8, 1: 8}, 'no deadlock with eager sends')
     """
 
     schedule: Schedule
@@ -64,8 +74,8 @@ def check(
     sizes: Sizes | None = None,
     limit: float | Sequence[float] | None = None,
 ) -> CheckedSchedule:
-    """Prove that a schedule can be run, and that it computes the gradients of every micro-batch; of
-    forwards alone, their outputs.
+    r"""Prove that a schedule can be run, and that it computes the gradients of every micro-batch;
+    of forwards alone, their outputs.
 
     The checks are made in the order of the errors below. Nothing is executed, no time is assumed:
     what is accepted ends whatever the times of the actions.
@@ -101,6 +111,19 @@ def check(
         ScheduleDeadlockError: workers wait for each other in a circle.
         MemoryLimitError: live bytes exceed the limit.
         ArgumentError: an argument does not fit the schedule.
+
+    Example:
+        Both workers send at once. That hangs where a send waits for its receive:
+
+        >>> table = linop.schedules.Schedule.from_csv(
+        ...     "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        ...     "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1"
+        ... )
+        >>> linop.schedules.check(table).activations
+        {0: 2, 1: 1}
+        >>> linop.schedules.check(table, sends="rendezvous")
+        Traceback (most recent call last):
+        linop.schedules.schedule_errors.ScheduleDeadlockError: ...
     """
     stages = range(expect("schedule", schedule, Schedule).stages)
     at = places(schedule)

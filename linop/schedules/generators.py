@@ -22,6 +22,11 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
 
     Raises:
         ArgumentError: a number is less than 1.
+
+    Example:
+        >>> print(linop.schedules.gpipe(2, 3).to_csv())
+        0F0,0F1,0F2,0B0,0B1,0B2,0U
+        1F0,1F1,1F2,1B0,1B1,1B2,1U
     """
     _at_least(1, stages=stages, micro_batches=micro_batches)
     each = range(micro_batches)
@@ -38,6 +43,11 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
     Raises:
         ArgumentError: a number is less than 1.
+
+    Example:
+        >>> print(linop.schedules.one_forward_one_backward(2, 3).to_csv())
+        0F0,0F1,0B0,0F2,0B1,0B2,0U
+        1F0,1B0,1F1,1B1,1F2,1B2,1U
     """
     _at_least(1, stages=stages, micro_batches=micro_batches)
     rows = []
@@ -56,6 +66,14 @@ def interleaved(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     Raises:
         ArgumentError: a number is less than 1, `chunks` does not divide `stages`, or the number of
             workers does not divide `micro_batches`.
+
+    Example:
+        Worker 0 has the stages 0 and 2, worker 1 the stages 1 and 3:
+
+        >>> table = linop.schedules.interleaved(stages=4, micro_batches=2)
+        >>> print(table.only(["F"]).to_csv())
+        0F0,0F1,2F0,2F1
+        1F0,1F1,3F0,3F1
     """
     _at_least(1, stages=stages, micro_batches=micro_batches, chunks=chunks)
     if stages % chunks:
@@ -89,6 +107,13 @@ def zero_bubble_h1(stages: int, micro_batches: int) -> Schedule:
 
     Raises:
         ArgumentError: a number is less than 1.
+
+    Example:
+        The gradients of the weights (W) wait until there is nothing else to do:
+
+        >>> print(linop.schedules.zero_bubble_h1(2, 2).to_csv())
+        0F0,0F1,0I0,0W0,0I1,0W1,0U
+        1F0,1I0,1F1,1I1,1W0,1W1,1U
     """
     _at_least(1, stages=stages, micro_batches=micro_batches)
     rows = []
@@ -117,6 +142,14 @@ def backward_first(
 
     Raises:
         ArgumentError: a number is less than 1, or `in_flight` has another length than `stages`.
+
+    Example:
+        >>> from linop.schedules import backward_first, one_forward_one_backward
+        >>> backward_first(3, 5).workers == one_forward_one_backward(3, 5).workers
+        True
+        >>> print(backward_first(2, 2, in_flight=[1, 1]).to_csv())  # one micro-batch at a time
+        0F0,0B0,0F1,0B1,0U
+        1F0,1B0,1F1,1B1,1U
     """
     _at_least(1, stages=stages, micro_batches=micro_batches)
     most = range(stages, 0, -1) if in_flight is None else in_flight
@@ -145,6 +178,13 @@ def pipedream(stages: int, micro_batches: int) -> Schedule:
 
     Raises:
         ArgumentError: a number is less than 1.
+
+    Example:
+        Stage 0 reads version 0 of its weights (``@0``) for two micro-batches, until it is updated:
+
+        >>> print(linop.schedules.pipedream(2, 3).to_csv())
+        0F0@0,0F1@0,0B0@0,0U,0F2@1,0B1@0,0U,0B2@1,0U
+        1F0@0,1B0@0,1U,1F1@1,1B1@1,1U,1F2@2,1B2@2,1U
     """
     _at_least(1, stages=stages, micro_batches=micro_batches)
     rows = []
@@ -169,6 +209,16 @@ def pipedream_2bw(stages: int, micro_batches: int, batches: int = 2) -> Schedule
     Raises:
         ArgumentError: a number is less than 1, or a batch has fewer micro-batches than there are
             stages, the paper's bound: far below, forwards would read versions to come.
+
+    Example:
+        Two batches of two micro-batches, and no wait between them:
+
+        >>> table = linop.schedules.pipedream_2bw(2, 2)
+        >>> print(table.to_csv())
+        0F0@0,0F1@0,0B0@0,0F2@0,0B1@0,0U,0F3@0,0B2@0,0B3@0,0U
+        1F0@0,1B0@0,1F1@0,1B1@0,1U,1F2@0,1B2@0,1F3@0,1B3@0,1U
+        >>> linop.schedules.check(table).versions
+        {0: 2, 1: 2}
     """
     _at_least(1, stages=stages, micro_batches=micro_batches, batches=batches)
     if micro_batches < stages:

@@ -28,6 +28,14 @@ class Sizes:
 
     Raises:
         ArgumentError: a size is no finite number from 0.
+
+    Example:
+        Activations of 100 bytes for each micro-batch, of which 1F1B holds two on the first stage:
+
+        >>> sizes = linop.schedules.Sizes(activations=[100, 100], weights=[10, 10])
+        >>> table = linop.schedules.one_forward_one_backward(2, 8)
+        >>> linop.schedules.check(table, sizes=sizes).peak_bytes
+        (210, 110)
     """
 
     activations: Sequence[float]

@@ -18,7 +18,7 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Actions of each worker of a pipeline, in the order in which it executes them. A worker here
+    r"""Actions of each worker of a pipeline, in the order in which it executes them. A worker here
     is a group of workers if its stages are cut over several.
 
     Attributes:
@@ -29,6 +29,16 @@ class Schedule:
         ArgumentError: it has no such actions: one of no kind, a number that is no integer from 0, a
             computation or message without a micro-batch, an update of one, a version of what reads
             none, or a peer of what is no message.
+
+    Example:
+        A table of your own, a line for each worker, as torch writes it:
+
+        >>> mine = linop.schedules.Schedule.from_csv("0F0,0F1,0B0,0B1,0U\n1F0,1B0,1F1,1B1,1U")
+        >>> mine.stages, mine.micro_batches, mine.placement
+        (2, 2, {0: 0, 1: 1})
+        >>> print(mine.only(["F"]).to_csv())
+        0F0,0F1
+        1F0,1F1
     """
 
     workers: tuple[tuple[Action, ...], ...]
@@ -167,7 +177,7 @@ def expect_edges(schedule: Schedule, edges: Collection[tuple[int, int]]) -> list
 
 
 def with_messages(schedule: Schedule, edges: Sequence[tuple[int, int]] | None = None) -> Schedule:
-    """A schedule of computations with the sends and receives between stages of different workers:
+    r"""A schedule of computations with the sends and receives between stages of different workers:
     each send directly after what makes its data, each receive directly before what needs it.
 
     Args:
@@ -176,6 +186,12 @@ def with_messages(schedule: Schedule, edges: Sequence[tuple[int, int]] | None = 
 
     Raises:
         ArgumentError: a stage of an edge has no actions, or an edge is no pair.
+
+    Example:
+        >>> table = linop.schedules.Schedule.from_csv("0F0,0B0\n1F0,1B0")
+        >>> print(linop.schedules.with_messages(table).to_csv())
+        0F0,0SEND_F0,0RECV_B0,0B0
+        1RECV_F0,1F0,1B0,1SEND_B0
     """
     at = expect("schedule", schedule, Schedule).placement
     edges = chain(schedule) if edges is None else expect_edges(schedule, edges)

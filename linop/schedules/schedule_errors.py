@@ -7,7 +7,17 @@ from linop.schedules.actions import Action
 
 
 class ScheduleError(LinopError, ValueError):
-    """Base class of what is wrong with a schedule."""
+    """Base class of what is wrong with a schedule.
+
+    Example:
+        Every error of `check` is one, and names the action:
+
+        >>> try:
+        ...     linop.schedules.check(linop.schedules.Schedule.from_csv("0B0,0F0"))
+        ... except linop.schedules.ScheduleError as error:
+        ...     print(type(error).__name__)
+        DependencyError
+    """
 
 
 class PlacementError(ScheduleError):

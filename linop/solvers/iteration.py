@@ -38,6 +38,14 @@ class Control(Checkpoints, total=False):
     Attributes:
         show: True prints a line an iteration, on the first worker; "bar" shows a progress bar
             there, of tqdm (``pip install 'linop-algebra[progress]'``).
+
+    Example:
+        A line for each iteration; `Checkpoints` has an example of runs that are saved:
+
+        >>> A = linop.local_operators.matrix(np.diag([2.0, 4.0]))
+        >>> found = linop.solvers.cg(A, np.array([2.0, 8.0]), show=True)
+        cg     1  residual ...
+        cg     2  residual ...
     """
 
     show: bool | str

@@ -25,6 +25,15 @@ class Result(tuple[Any, ...]):
         nit: iterations done.
         residuals: norms of the residual, before the first iteration and after each.
         reductions: number of collective calls for inner products.
+
+    Example:
+        >>> A = linop.local_operators.matrix(np.diag([2.0, 4.0]))
+        >>> found = linop.solvers.cg(A, np.array([2.0, 8.0]), maxiter=1)
+        >>> found.success, found.status, found.nit, len(found.residuals)
+        (False, 1, 1, 2)
+        >>> x, info = found  # SciPy's tuple: info is the number of iterations
+        >>> info
+        1
     """
 
     x: Any

@@ -30,6 +30,17 @@ class Checkpoints(TypedDict, total=False):
         every: iterations between two checkpoints, 10 by default; the last one is saved too.
         resume: path of a checkpoint to go on from, bit for bit as if there had been no stop. All
             workers resume from the same iteration, or all raise.
+
+    Example:
+        A run that ends at its limit of iterations, and goes on from its file:
+
+        >>> import tempfile
+        >>> A, b = linop.local_operators.matrix(np.diag([1.0, 2.0, 4.0])), np.ones(3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = linop.solvers.cg(A, b, maxiter=1, checkpoint=folder + "/state")
+        ...     found = linop.solvers.cg(A, b, resume=folder + "/state")
+        >>> first.success, found.success, found.nit
+        (False, True, 3)
     """
 
     checkpoint: str | os.PathLike[str] | None

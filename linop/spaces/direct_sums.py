@@ -30,6 +30,16 @@ class DirectSumSpace(Space):
 
     Raises:
         SpaceError: dtypes differ. RegionError: two spaces share the name of a region.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2), name="x")
+        >>> Y = linop.TensorSpace((2,), linop.Partition(2), name="y")
+        >>> D = linop.direct_sum(linop.identity(X), linop.identity(Y))
+        >>> v = D.domain.scatter(np.arange(4.0), np.array([7.0, 8.0]))
+        >>> [array.tolist() for array in D.domain.gather(v)]
+        [[0.0, 1.0, 2.0, 3.0], [7.0, 8.0]]
+        >>> D.domain.parts == (X, Y)
+        True
     """
 
     def __init__(self, parts: Sequence[Space]) -> None:

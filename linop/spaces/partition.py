@@ -28,6 +28,13 @@ class Partition:
 
     Raises:
         PartitionError: the workers do not fit the shape, or one appears twice.
+
+    Example:
+        >>> P = linop.Partition((2, 3))
+        >>> P.size, P.coordinates(4), P.worker((1, 1))
+        (6, (1, 1), 4)
+        >>> P[0, :].workers
+        (0, 1, 2)
     """
 
     def __init__(self, shape: int | Sequence[int], workers: Iterable[int] | None = None) -> None:

@@ -43,6 +43,13 @@ class Region:
         SpaceError: an extent or a worker is negative, a worker is listed twice, or none is given.
 
     Indexing with slices of unit step gives a `Subset`: ``region[2:5, :]``.
+
+    Example:
+        >>> a = linop.Region("a", (4, 3), workers=2)
+        >>> print(a[1:3, :], a[1:3, :].shape)
+        a[1:3, 0:3] (2, 3)
+        >>> linop.Region("b", 5, workers=[0, 1]).replicated
+        True
     """
 
     name: str
@@ -118,7 +125,15 @@ _set_name, _set_shape, _set_workers, _set_memory = (
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A box in a region: the indices i with ``start[k] <= i[k] < stop[k]`` in every dimension k."""
+    """A box in a region: the indices i with ``start[k] <= i[k] < stop[k]`` in every dimension k.
+
+    Example:
+        >>> part = linop.Region("a", (4, 3))[1:3, :]
+        >>> part.shape, part.size, part.whole
+        ((2, 3), 6, False)
+        >>> np.arange(12).reshape(4, 3)[part.index].tolist()
+        [[3, 4, 5], [6, 7, 8]]
+    """
 
     region: Region
     start: tuple[int, ...]

@@ -4,11 +4,15 @@
 adds neighbours in pairs, then neighbours among these sums, and so on: a complete part of the tree
 can be summed before, anywhere, and the rest is as if it had not been.
 
-`exact_sum` transforms the terms by Knuth's TwoSum into a sum and an error for each addition, which
-together are the exact sum ("cascaded summation": Ogita, Rump and Oishi, "Accurate Sum and Dot
-Product", 2005), adds the errors, and rounds if what is left cannot change the result. Where it can,
-as halfway between two numbers, the errors are transformed likewise; elements that are not certain
-then, far less than one in a million of usual data, are summed by `math.fsum`.
+`exact_sum` takes terms apart at a multiple of a unit that is coarse enough for sums of multiples to
+be exact, and fine enough for sums of the rests to be so (as in Rump, Ogita and Oishi, "Accurate
+Floating-Point Summation", 2008, and ReproBLAS), and rounds once. Terms shorter than float64 are
+added in float64. Both are exact unless terms that are near each other in memory differ by very
+much: 2^46 times, for four terms of float64. There, it rounds if the errors, of which a bound is
+known, cannot change the result. Where they can, as halfway between two numbers, Knuth's TwoSum
+transforms the terms into a sum and an error for each addition ("cascaded summation": Ogita, Rump
+and Oishi, "Accurate Sum and Dot Product", 2005); and elements that are not certain then are summed
+by `math.fsum`.
 Superaccumulators (ExBLAS) and binned sums (ReproBLAS) have the same bits in any order, too; they
 are for sums whose terms are not all in one place, need 39 and 3 numbers an element, and would have
 to be added by code of their own on every road.
@@ -17,7 +21,7 @@ to be added by code of their own on every road.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -29,9 +33,10 @@ from linop.spaces.scalars import Array
 KINDS = ("exact", "tree")
 """Names of the ways to add, by which users know them."""
 _EPS = float(np.finfo(np.float64).eps)
-_CHUNK = {True: 4096, False: 16384}
-"""Elements of float64 (True) and of shorter numbers that are summed at a time, in arrays that stay
-in the processor's cache."""
+_CHUNK = 16384
+"""Elements that are summed at a time, in arrays that stay in the processor's cache."""
+_LEAST, _MOST = -900, 1021
+"""Exponents of units: that of their errors is a normal number, and no sum overflows."""
 
 
 def exact_sum(*terms: Array) -> Array:
@@ -58,11 +63,19 @@ def exact_sum(*terms: Array) -> Array:
     if first.dtype.kind == "c":
         flat = [term.view(term.real.dtype) for term in flat]
     total = np.empty_like(flat[0])
-    doubles = total.dtype == np.float64
-    part, step = _of_doubles if doubles else _of_shorter, _CHUNK[doubles]
+    if len(flat) == 1:
+        flat.append(np.full_like(total, -0.0))  # x + -0 is x, of both zeros, too
+    part = _of_doubles if total.dtype == np.float64 else _of_shorter
+    certain = np.empty(total.shape, bool)
+    chunk = min(len(total), _CHUNK)
+    memory, size = np.empty((4, chunk)), np.empty(chunk, total.dtype)
     with np.errstate(all="ignore"):
-        for at in range(0, len(total), step):
-            part([term[at : at + step] for term in flat], total[at : at + step])
+        for at in range(0, len(total), _CHUNK):
+            some = slice(at, at + _CHUNK)
+            of_some, n = [term[some] for term in flat], len(total[some])
+            span = _span(of_some, size[:n])
+            part(of_some, span, total[some], certain[some], memory[:, :n])
+        _fully(flat, total, certain)
     whole: Array = total.view(first.dtype).reshape(first.shape)
     return whole
 
@@ -100,104 +113,153 @@ def check_exact(dtype: np.dtype[Any]) -> None:
         )
 
 
-class _Errors:
-    """TwoSum of chunks of one length, in memory that is used again."""
+def _span(terms: Sequence[Array], size: Array) -> tuple[float, int, int]:
+    """The largest magnitude of finite terms; k and u such that all are less than 2^k and multiples
+    of 2^u. NaN for others. `size` is written."""
+    info = np.finfo(size.dtype)
+    top, bottom, bits = 0.0, math.inf, size.view(f"u{size.itemsize}")
+    for term in terms:
+        np.abs(term, out=size)
+        most, least = float(size.max()), float(size.min())
+        if not most < math.inf:
+            return math.nan, 0, 0
+        if least == 0:  # of the others: positive numbers are ordered as their bits are
+            bits -= 1  # so zero, which no unsigned number is below, becomes the largest
+            least = float((bits.min() + bits.dtype.type(1)).view(size.dtype))
+        if most:
+            top, bottom = max(top, most), min(bottom, least)
+    if top == 0:
+        return 0.0, 0, 0
+    of_subnormals = int(info.minexp) - int(info.nmant)
+    unit = max(math.frexp(bottom)[1] - 1 - int(info.nmant), of_subnormals)
+    return top, math.frexp(top)[1], unit
 
-    def __init__(self, size: int) -> None:
-        self._b, self._c = np.empty(size), np.empty(size)
 
-    def add(self, s: Array, x: Array, error: Array) -> None:
-        """s, error = fl(s + x), s + x - fl(s + x): exactly, unless something overflows."""
-        b, c = self._b, self._c
-        np.add(s, x, out=c)  # the new sum
-        np.subtract(c, s, out=b)  # what of x went into it
-        np.subtract(x, b, out=error)  # what of x did not
-        np.subtract(c, b, out=b)
-        np.subtract(s, b, out=b)  # what of s did not
-        np.add(error, b, out=error)
-        s[...] = c
-
-
-def _of_doubles(terms: Sequence[Array], total: Array) -> None:
-    """The sum of float64 chunks, in place of `total`."""
-    size = len(total)
-    two, s, e = _Errors(size), terms[0].copy(), np.zeros(size)
-    t, left = np.zeros(size), np.zeros(size)
+def _of_doubles(
+    terms: Sequence[Array],
+    span: tuple[float, int, int],
+    total: Array,
+    certain: Array,
+    memory: Array,
+) -> None:
+    """The sum of two or more float64 chunks, in place of `total`, and where it is certain."""
+    top, k, u = span
+    many = len(terms)
+    above = many.bit_length()  # many < 2^above
+    e = max(k + above + 2, _LEAST)
+    if not (top < math.inf and e <= _MOST):
+        certain[...] = False
+        return
+    # From `start` on, sums stay between 2^e and 2^(e + 1): each addition rounds to a multiple of
+    # 2^(e - 52), which is exact, and leaves a rest of at most 2^(e - 53), which is exact, too.
+    start = math.ldexp(1.5, e)
+    s, new, rest, spare = memory
+    np.add(terms[0], start, out=s)
+    np.subtract(s, start, out=new)
+    np.subtract(terms[0], new, out=rest)
     for term in terms[1:]:
-        two.add(s, term, e)
-        t += e
-        left += np.abs(e, out=e)
-    d, r = e, s.copy()
-    two.add(r, t, d)  # r + d + (at most `left` * eps * terms / 2) is the exact sum
-    total[...] = r
-    if not total.all():
-        np.copyto(total, s, where=(t == 0) & (s == 0))  # the sign of zero
-    left *= len(terms) * _EPS
-    left += np.abs(d, out=t) * (2 * _EPS)  # more than rounding of d ± left takes away
-    certain = r + (d + left) == r
-    certain &= r + (d - left) == r
-    _fully(_doubles_fully, terms, total, certain)
+        np.add(s, term, out=new)
+        np.subtract(new, s, out=s)
+        np.subtract(term, s, out=s)
+        rest += s
+        s, new = new, s
+    s -= start
+    if e - 53 + above <= 53 + u:  # sums of rests, multiples of 2^u, are exact
+        np.add(s, rest, out=total)
+        certain[...] = True
+    else:
+        _between(s, rest, math.ldexp(many * many, e - 105), total, certain, spare)
+    if not total.all():  # a zero is positive by now; it is negative if all its terms are
+        signs = terms[0].view(np.int64).copy()
+        for term in terms[1:]:
+            signs &= term.view(np.int64)
+        np.copyto(total, -0.0, where=(signs < 0) & (total == 0))
+
+
+def _between(
+    s: Array, rest: Array | float, error: float, total: Array, certain: Array, spare: Array
+) -> None:
+    """Round s + rest, of which an error is known that is at most half of the given one; certain
+    where all numbers as near as that are rounded to the same. `spare` may be written."""
+    np.subtract(rest, error, out=spare)
+    spare += s
+    total[...] = spare
+    np.add(rest, error, out=spare)
+    spare += s
+    np.equal(spare.astype(total.dtype), total, out=certain)
 
 
 def _doubles_fully(terms: Sequence[Array], total: Array) -> None:
     """As `_of_doubles`, of sums that are nearly halfway between two numbers: the errors are summed
     as the terms are."""
-    size = len(total)
-    two, s, e = _Errors(size), terms[0].copy(), np.empty(size)
-    t, f, left = np.zeros(size), np.empty(size), np.zeros(size)
+    s, t = terms[0], np.zeros(len(total))
+    left = np.zeros(len(total))
     for term in terms[1:]:
-        two.add(s, term, e)
-        two.add(t, e, f)
-        left += np.abs(f, out=f)
-    d, r = e, s.copy()
-    two.add(r, t, d)  # r + d + (at most `left`) is the exact sum
-    np.copyto(total, np.where((t == 0) & (s == 0), s, r))
+        s, e = _two_sum(s, term)
+        t, f = _two_sum(t, e)
+        left += np.abs(f)
+    r, d = _two_sum(s, t)  # r + d + (at most `left`) is the exact sum
+    np.copyto(total, np.where((t == 0) & (s == 0), s, r))  # the sign of zero
     low, high = _ends(d, left)
     certain = (left == 0) | ((r + low == r) & (r + high == r))
     _slowly(terms, total, np.flatnonzero(~(certain & np.isfinite(r))))
 
 
-def _of_shorter(terms: Sequence[Array], total: Array) -> None:
-    """The sum of chunks of float32 or float16, in place of `total`."""
-    s, most = terms[0].astype(np.float64), np.abs(terms[0])
-    size = np.empty_like(most)
-    for term in terms[1:]:
+def _of_shorter(
+    terms: Sequence[Array],
+    span: tuple[float, int, int],
+    total: Array,
+    certain: Array,
+    memory: Array,
+) -> None:
+    """As `_of_doubles`, of float32 or float16."""
+    top, k, u = span
+    many = len(terms)
+    if not top < math.inf:
+        certain[...] = False
+        return
+    s, spare, *_ = memory
+    np.add(terms[0], terms[1], out=s, dtype=np.float64)
+    for term in terms[2:]:
         s += term
-        most += np.abs(term, out=size)
-    # Of numbers so small that this underflows, and of float16, s is exact.
-    left = most * (len(terms) * _EPS)
-    total[...] = s - left
-    certain = (s + left).astype(total.dtype) == total
-    certain &= total != 0
-    _fully(_shorter_fully, terms, total, certain)
+    if k + many.bit_length() <= 53 + u:  # sums, multiples of 2^u, are exact
+        total[...] = s
+        certain[...] = True
+        return
+    _between(s, 0.0, many * many * _EPS * top, total, certain, spare)
 
 
 def _shorter_fully(terms: Sequence[Array], total: Array) -> None:
     """As `_of_shorter`, of sums that are nearly halfway between two numbers."""
-    size = len(total)
-    two, s, e, left = _Errors(size), terms[0].astype(np.float64), np.empty(size), np.zeros(size)
+    s, left = terms[0].astype(np.float64), np.zeros(len(total))
     for term in terms[1:]:
-        two.add(s, term.astype(np.float64), e)
-        left += np.abs(e, out=e)
+        s, e = _two_sum(s, term.astype(np.float64))
+        left += np.abs(e)
     low, high = (end.astype(total.dtype) for end in _ends(s, left))
     total[...] = np.where(left == 0, s, low)
     certain = (left == 0) | (low == high)
     _slowly(terms, total, np.flatnonzero(~(certain & np.isfinite(s))))
 
 
-def _fully(
-    how: Callable[[Sequence[Array], Array], None],
-    terms: Sequence[Array],
-    total: Array,
-    certain: Array,
-) -> None:
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """fl(a + b) and a + b - fl(a + b): exactly, unless something overflows; then the second is NaN
+    or infinite."""
+    s = a + b
+    of_b = s - a  # what of b went into it
+    return s, (a - (s - of_b)) + (b - of_b)
+
+
+def _fully(terms: Sequence[Array], total: Array, certain: Array) -> None:
     """Sum the elements that are not certain in another way."""
     if certain.all():
         return
-    at = np.flatnonzero(~certain)
-    again = np.empty(len(at), total.dtype)
-    how([term[at] for term in terms], again)
-    total[at] = again
+    how = _doubles_fully if total.dtype == np.float64 else _shorter_fully
+    doubts = np.flatnonzero(~certain)
+    for first in range(0, len(doubts), _CHUNK):
+        at = doubts[first : first + _CHUNK]
+        again = np.empty(len(at), total.dtype)
+        how([term[at] for term in terms], again)
+        total[at] = again
 
 
 def _ends(about: Array, left: Array) -> tuple[Array, Array]:

@@ -73,6 +73,12 @@ class Space:
         DTypeError: the dtype is not numeric; or it is an integer one, and `inner` is given.
         ArgumentError: weights are not positive and finite. ShapeError: they do not fit.
         SpaceError: the operator is of other regions.
+
+    Example:
+        >>> V = linop.Space([linop.Region("a", 2), linop.Region("b", 3, workers=1)])
+        >>> v = V.vector({"a": np.array([1.0, 2.0]), "b": np.ones(3)})
+        >>> V.size, V.workers, v.inner(v)
+        (5, (0, 1), 8.0)
     """
 
     def __init__(

@@ -51,6 +51,17 @@ class TensorSpace(Space):
     Raises:
         PartitionError: axes do not fit the grid or the tensor, or blocks do not fit the tensor.
         ArgumentError: `memory` is none of `linop.spaces.region.MEMORIES`; or as `Space`.
+
+    Example:
+        >>> X = linop.TensorSpace((5, 4), linop.Partition((2, 1)))
+        >>> X.local_shape(0), X.slices(1)
+        ((3, 4), (slice(3, 5, None), slice(0, 4, None)))
+        >>> x = np.arange(20.0).reshape(5, 4)
+        >>> bool((X.gather(X.scatter(x)) == x).all())
+        True
+        >>> copies = linop.TensorSpace((4,), linop.Partition(2), axes=[linop.COPIES])
+        >>> copies.size, copies.local_shape(1)
+        (8, (4,))
     """
 
     def __init__(
@@ -216,6 +227,12 @@ class TensorSpace(Space):
         Raises:
             ShapeError: the array has another shape. DTypeError: its values do not fit the dtype.
             ArgumentError: an array that does not convert to NumPy's, as one on a device.
+
+        Example:
+            >>> X = linop.TensorSpace((5,), linop.Partition(2))
+            >>> v = X.scatter(np.arange(5.0))
+            >>> [v[region.name].tolist() for region in X.regions]
+            [[0.0, 1.0, 2.0], [3.0, 4.0]]
         """
         if not hasattr(array, "dtype"):
             array = of_dtype(array, self.dtype, "scatter")
@@ -235,6 +252,12 @@ class TensorSpace(Space):
         Raises:
             SpaceError: copies or overlapping blocks disagree (NaN equals NaN), the blocks do not
                 cover the tensor, or the vector is of another space or lacks regions.
+
+        Example:
+            >>> X = linop.TensorSpace((5,), linop.Partition(2))
+            >>> A = linop.stencil(X, {0: 2.0})
+            >>> X.gather(A(X.scatter(np.arange(5.0)))).tolist()
+            [0.0, 2.0, 4.0, 6.0, 8.0]
         """
         vector = vector if isinstance(vector, Vector) else self.vector(vector)
         self.same_as(vector.space, "gather")
@@ -260,7 +283,13 @@ class TensorSpace(Space):
     ) -> TensorSpace:
         """The same global tensor, name and memory on another partition; balanced in dimensions
         without `bounds`. It has the weights of the global tensor, if no element is in several
-        blocks; else it is Euclidean."""
+        blocks; else it is Euclidean.
+
+        Example:
+            >>> X = linop.TensorSpace((6, 4), linop.Partition((3, 1)))
+            >>> X.like(linop.Partition(2), axes=[1]).local_shape(0)
+            (6, 2)
+        """
         made = TensorSpace(
             self.global_shape,
             partition,

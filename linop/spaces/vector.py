@@ -31,6 +31,14 @@ class Vector(ArrayProtocol):
 
     Args:
         shared: identity of a distributed vector; None if this process holds the whole vector.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> v = X.scatter(np.array([1.0, 2.0, 3.0, 4.0]))
+        >>> (2 * v - v).equals(v), float(v.inner(v))
+        (True, 30.0)
+        >>> v[X.region(1).name].tolist()
+        [3.0, 4.0]
     """
 
     __slots__ = ("arrays", "shared", "space")
@@ -77,12 +85,24 @@ class Vector(ArrayProtocol):
             )
 
     def inner(self, other: Vector) -> Scalar:
-        """<self, other>, conjugate-linear in self; see `Space.inner`."""
+        """<self, other>, conjugate-linear in self; see `Space.inner`.
+
+        Example:
+            >>> V = linop.Space(linop.Region("a", 2), dtype=complex)
+            >>> v, w = V.vector(np.array([1j, 0])), V.vector(np.array([2, 5 + 0j]))
+            >>> v.inner(w) == -2j
+            True
+        """
         return self.space.inner(self, other)
 
     def norm(self) -> float:
         """The norm induced by the inner product; see `inner`. Squares that leave the range of
-        floating point do no harm; a long double for long double."""
+        floating point do no harm; a long double for long double.
+
+        Example:
+            >>> linop.Space(linop.Region("a", 2)).vector(np.array([3.0, 4.0])).norm()
+            5.0
+        """
         return norm_of(self._scaled_square, self.space.dtype)
 
     def _scaled_square(self, power: int) -> Scalar:
@@ -110,6 +130,12 @@ class Vector(ArrayProtocol):
         Raises:
             ArgumentError: `other` is no vector. SpaceError: only some regions are held, without a
                 backend.
+
+        Example:
+            >>> X = linop.TensorSpace((4,), linop.Partition(2))
+            >>> v = X.scatter(np.arange(4.0))
+            >>> v.equals(v.copy()), v.equals(2 * v)
+            (True, False)
         """
         if self.space != expect("equals", other, Vector).space:
             return False

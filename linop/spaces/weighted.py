@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
 
 class InnerProduct(ABC):
-    """The inner product <v, w> = v^H G w of a space."""
+    """The inner product <v, w> = v^H G w of a space.
+
+    Example:
+        >>> X = linop.TensorSpace((2,), linop.Partition(2), inner=np.array([1.0, 4.0]))
+        >>> v = X.scatter(np.array([1.0, 1.0]))
+        >>> isinstance(X.inner_product, linop.spaces.weighted.InnerProduct), v.inner(v)
+        (True, 5.0)
+        >>> A = linop.stencil(X, {1: 1.0})
+        >>> A.to_matrix().toarray().tolist(), A.H.to_matrix().toarray().tolist()
+        ([[0.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.25, 0.0]])
+    """
 
     @property
     @abstractmethod

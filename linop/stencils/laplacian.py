@@ -40,6 +40,14 @@ def laplacian(
     Raises:
         ShapeError: there is not one weight for each dimension. ArgumentError, DTypeError,
             PartitionError: as `stencil`.
+
+    Example:
+        >>> X = linop.TensorSpace((5,), linop.Partition(2))
+        >>> L = linop.laplacian(X)
+        >>> (L @ np.arange(5.0) ** 2).tolist()
+        [1.0, 2.0, 2.0, 2.0, -23.0]
+        >>> L.H.equals(L)
+        True
     """
     n = expect("laplacian", X, TensorSpace).ndim
     given = array_of(weights, "laplacian")

@@ -69,6 +69,14 @@ def stencil(
             there is no `origin`. DTypeError: X's dtype does not hold a coefficient.
             ArgumentError: an unknown boundary. SpaceError: coefficients are a vector of another
             space. PartitionError: the blocks of X overlap, leave gaps, or are not in order.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> D = linop.stencil(X, {0: -1.0, 1: 1.0}, boundary="periodic")
+        >>> (D @ np.array([0.0, 1.0, 4.0, 9.0])).tolist()
+        [1.0, 3.0, 5.0, -9.0]
+        >>> (D.H @ np.array([1.0, 0.0, 0.0, 0.0])).tolist()
+        [-1.0, 1.0, 0.0, 0.0]
     """
     X = expect("stencil", X, TensorSpace)
     if not is_tiled(X):

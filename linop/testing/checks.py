@@ -81,6 +81,19 @@ def check_adjoint(
     Raises:
         ArgumentError: `op` cannot be checked, or the tolerance, seed or number of trials is
             invalid; on every worker.
+
+    Example:
+        Differences of neighbours, and two functions, of which one is the adjoint:
+
+        >>> def right(y):
+        ...     return np.pad(y, (1, 0)) - np.pad(y, (0, 1))
+        >>> def wrong(y):
+        ...     return np.pad(y, (1, 0)) + np.pad(y, (0, 1))
+        >>> bool(linop.testing.check_adjoint(linop.testing.pair(np.diff, right, 4, 3)))
+        True
+        >>> report = linop.testing.check_adjoint(linop.testing.pair(np.diff, wrong, 4, 3))
+        >>> bool(report), report.details
+        (False, 'from x[...] (worker 0) to y[...] (worker 0): F has -1, ... adjoint has 1')
     """
     F = with_inner(tested_map("check_adjoint", op, backend), inner)
     call = f"check_adjoint(op, {{}}{_said(adjoint, inner)})"
@@ -113,6 +126,14 @@ def check_dot_exact(
     Raises:
         UndecidableError: in floating point, a result is fractional, or larger than the integers
             that its dtype represents exactly, so that its arithmetic may round; on every worker.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 0.0], [5.0, 3.0]])
+        >>> report = linop.testing.check_dot_exact(A, adjoint=A.T)
+        >>> bool(report), report.error, report.tolerance
+        (True, 0.0, 0.0)
+        >>> linop.testing.check_dot_exact(A, adjoint=B).details
+        'from x[1] (worker 0) to y[0] (worker 0): F has 2, the conjugate ... adjoint has 5'
     """
     F = with_inner(tested_map("check_dot_exact", op, backend), inner)
     extra = _said(adjoint, inner)
@@ -148,6 +169,13 @@ def check_self_adjoint(
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
+
+    Example:
+        >>> A = np.array([[1.0, 2.0], [0.0, 3.0]])
+        >>> bool(linop.testing.check_self_adjoint(A + A.T))
+        True
+        >>> linop.testing.check_self_adjoint(A).details
+        'from x[0] (worker 0) to y[1] (worker 0): F has 0, its conjugate transpose has 2'
     """
     F = tested_map("check_self_adjoint", op, backend)
     compared, call = "<F x, y> with <x, F y>", "check_self_adjoint(op, {})"
@@ -181,6 +209,13 @@ def check_exact(
         op: the operator; small, since dense matrices are built.
         adjoint: the map to test as its adjoint; by default the adjoint of `op`.
         backend, tolerance: as for `check_adjoint`.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 0.0], [5.0, 3.0]])
+        >>> bool(linop.testing.check_exact(A, A.T))
+        True
+        >>> print(linop.testing.check_exact(A, B).details)
+        row 1, column 0 of the adjoint, ...: the adjoint has 5, the conjugate transpose of F has 2
     """
     F = tested_map("check_exact", op, backend)
     extra = "" if adjoint is None else "adjoint, "
@@ -226,6 +261,12 @@ def check_linear(
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
+
+    Example:
+        >>> bool(linop.testing.check_linear(linop.testing.pair(lambda x: 2 * x, None, 3, 3)))
+        True
+        >>> print(linop.testing.check_linear(linop.testing.pair(abs, None, 3, 3)))
+        linearity on reference FAILED for <3x3 abs>: ...
     """
     F = tested_map("check_linear", op, backend)
     compared = (
@@ -253,6 +294,13 @@ def check_equal(
         op, other: the two maps. If the spaces of one have no region names of their own (SciPy,
             PyLops), elements correspond by their position in flattened vectors.
         backend, seed, trials, tolerance: as for `check_adjoint`.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 2.0], [5.0, 3.0]])
+        >>> bool(linop.testing.check_equal(A + A, 2 * A))
+        True
+        >>> linop.testing.check_equal(A, B).details
+        'from x[0] (worker 0) to y[1] (worker 0): F has 0, G has 5'
     """
     F, second = tested_map("check_equal", op, backend), tested_map("check_equal", other, backend)
     most = max(element_tolerance(F), element_tolerance(second))
@@ -291,6 +339,13 @@ def check_inverse(
     Args:
         op, inverse: the two maps.
         backend, seed, trials, tolerance: as for `check_adjoint`.
+
+    Example:
+        >>> A = np.array([[1.0, 2.0], [0.0, 1.0]])
+        >>> bool(linop.testing.check_inverse(A, np.array([[1.0, -2.0], [0.0, 1.0]])))
+        True
+        >>> bool(linop.testing.check_inverse(A, A.T))
+        False
     """
     F, G = tested_map("check_inverse", op, backend), tested_map("check_inverse", inverse, backend)
     compared = "inverse(F x) with x, F(inverse(y)) with y"
@@ -318,6 +373,13 @@ def check_unitary(
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
+
+    Example:
+        A rotation by 90 degrees, and twice that matrix:
+
+        >>> A = np.array([[0.0, 1.0], [-1.0, 0.0]])
+        >>> bool(linop.testing.check_unitary(A)), bool(linop.testing.check_unitary(2 * A))
+        (True, False)
     """
     F = tested_map("check_unitary", op, backend)
     compared, call = "F* F x with x, F F* y with y", "check_unitary(op, {})"
@@ -325,8 +387,30 @@ def check_unitary(
     return check.tried(lambda seed: there_and_back(F, F.H, seed, "F*"), seed, trials)
 
 
-def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None]:
-    """The ``assert_`` form of a check, which raises AssertionError if the check fails."""
+_ASSERTION = """`{check}`, or an AssertionError with the report. Arguments are the same.
+
+    Raises:
+        AssertionError: the check failed. Others: as `{check}`.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 0.0], [5.0, 3.0]])
+        >>> linop.testing.{name}({right})
+        >>> linop.testing.{name}({wrong})
+        Traceback (most recent call last):
+        AssertionError: {words} on reference FAILED for ...
+    """
+"""The docstring of an ``assert_`` form."""
+
+
+def _asserting(
+    check: Callable[Parameters, Report], right: str, wrong: str, words: str
+) -> Callable[Parameters, None]:
+    """The ``assert_`` form of a check, which raises AssertionError if the check fails.
+
+    Args:
+        right, wrong: arguments in its example, of two matrices A and B, of which the second fail.
+        words: first words of the report.
+    """
 
     @wraps(check)
     def assertion(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
@@ -335,16 +419,20 @@ def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None
         if not report:
             raise AssertionError(str(report))
 
-    assertion.__name__ = assertion.__qualname__ = check.__name__.replace("check_", "assert_")
-    assertion.__doc__ = f"`{check.__name__}`, or an AssertionError with the report."
+    name = check.__name__.replace("check_", "assert_")
+    assertion.__name__ = assertion.__qualname__ = name
+    assertion.__doc__ = _ASSERTION.format(
+        check=check.__name__, name=name, right=right, wrong=wrong, words=words
+    )
     return assertion
 
 
-assert_adjoint = _asserting(check_adjoint)
-assert_dot_exact = _asserting(check_dot_exact)
-assert_exact = _asserting(check_exact)
-assert_linear = _asserting(check_linear)
-assert_equal = _asserting(check_equal)
-assert_inverse = _asserting(check_inverse)
-assert_unitary = _asserting(check_unitary)
-assert_self_adjoint = _asserting(check_self_adjoint)
+_OTHER = "A, adjoint=A.T", "A, adjoint=B"
+assert_adjoint = _asserting(check_adjoint, *_OTHER, "dot-product test")
+assert_dot_exact = _asserting(check_dot_exact, *_OTHER, "exact dot-product test")
+assert_exact = _asserting(check_exact, "A, A.T", "A, B", "exact adjoint")
+assert_linear = _asserting(check_linear, "A", "linop.testing.pair(abs, None, 2, 2)", "linearity")
+assert_equal = _asserting(check_equal, "A + A, 2 * A", "A, B", "equality")
+assert_inverse = _asserting(check_inverse, "A, np.linalg.inv(A)", "A, B", "inverse")
+assert_unitary = _asserting(check_unitary, "np.eye(2)", "A", "unitarity")
+assert_self_adjoint = _asserting(check_self_adjoint, "A + A.T", "A", "self-adjointness")

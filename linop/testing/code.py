@@ -43,6 +43,14 @@ def code(what: Any) -> str:
     """The expression that rebuilds an operator, space, region, vector, ….
 
     Functions given to local operators print by name, even if the name cannot be imported.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> text = linop.testing.code(2 * linop.identity(X))
+        >>> print(text)
+        2 * linop.identity(linop.TensorSpace((4,), linop.Partition((2,))))
+        >>> eval(text).domain == X
+        True
     """
     # Not registered, since SciPy's submodules are imported on first use.
     if scipy.sparse.issparse(what):

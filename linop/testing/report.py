@@ -15,7 +15,14 @@ from linop.spaces.space import Space
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a vector: its region, its index there, and the workers that hold it."""
+    """One element of a vector: its region, its index there, and the workers that hold it.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 2.0], [5.0, 3.0]])
+        >>> element = linop.testing.check_equal(A, B).worst.target
+        >>> element.region, element.index, element.workers, str(element)
+        ('y', (1,), (0,), 'y[1] (worker 0)')
+    """
 
     region: str
     index: tuple[int, ...]
@@ -65,6 +72,12 @@ class Worst:
         source: the element of the argument (the matrix's column); None if it is not a single one.
         target: the element of the result (the matrix's row); None if it is not a single one.
         found, wanted: the actual value and the expected one; None if they are no numbers.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 2.0], [5.0, 3.0]])
+        >>> worst = linop.testing.check_equal(A, B).worst
+        >>> str(worst.source), str(worst.target), float(worst.found), float(worst.wanted)
+        ('x[0] (worker 0)', 'y[1] (worker 0)', 0.0, 5.0)
     """
 
     text: str
@@ -97,6 +110,17 @@ class Report:
         compared: the two expressions that were compared.
         worst: the worst case; None if the check passed.
         reproduce: a call that repeats the failure, in which ``op`` is the checked operator.
+
+    Example:
+        >>> A, B = np.array([[1.0, 2.0], [0.0, 3.0]]), np.array([[1.0, 2.0], [5.0, 3.0]])
+        >>> report = linop.testing.check_equal(A, B)
+        >>> bool(report), report.check
+        (False, 'equality on reference')
+        >>> print(report)
+        equality on reference FAILED for <2x2 ndarray with dtype=float64>: ...
+          compared:  F x with G x
+          worst:     from x[0] (worker 0) to y[1] (worker 0): F has 0, G has 5
+          reproduce: linop.testing.check_equal(op, other, 'reference', seed=0, trials=1)
     """
 
     check: str

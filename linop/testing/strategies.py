@@ -73,6 +73,14 @@ def shapes(
     Args:
         ndim: number of dimensions; by default 0 to 3.
         least, most: bounds of each extent.
+
+    Example:
+        The smallest shape without an empty dimension:
+
+        >>> from hypothesis import find
+        >>> from linop.testing import strategies
+        >>> find(strategies.shapes(ndim=2), lambda shape: 0 not in shape)
+        (1, 1)
     """
     extents = st.integers(least, most)
     if ndim is not None:
@@ -86,6 +94,12 @@ def partitions(workers: int = 4, ndim: int | None = None) -> st.SearchStrategy[P
     Args:
         workers: number of workers to choose from.
         ndim: number of grid axes; by default 1 to 3.
+
+    Example:
+        >>> from hypothesis import find
+        >>> from linop.testing import strategies
+        >>> find(strategies.partitions(workers=4, ndim=1), lambda P: len(P.workers) == 3)
+        Partition((3,))
     """
     least, most = (1, 3) if ndim is None else (ndim, ndim)
 
@@ -109,6 +123,12 @@ def regions(
         name: of the region.
         ndim: number of dimensions; by default 0 to 3.
         memories: kinds of memory to choose from, of `linop.spaces.region.MEMORIES`.
+
+    Example:
+        >>> from hypothesis import find
+        >>> from linop.testing import strategies
+        >>> find(strategies.regions(workers=2, ndim=1), lambda region: region.replicated).workers
+        (0, 1)
     """
     placement = describing.placements(workers, memories)
     return st.tuples(shapes(ndim), placement).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
@@ -133,13 +153,31 @@ def spaces(
         least, most: bounds of the number of regions.
         prefix: of the regions' names.
         memories: kinds of memory to choose from for each region, of `linop.spaces.region.MEMORIES`.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.spaces(workers=2))
+        ... def test_flattened_and_back(X):
+        ...     x = X.random(0)
+        ...     assert X.unflatten(X.flatten(x)).equals(x)
+        >>> test_flattened_and_back()
     """
     drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix, memories)
     return drawn.map(describing.space_of)
 
 
 def parts(space: Space) -> st.SearchStrategy[Subset]:
-    """Subsets of the regions of a space; they shrink to whole regions."""
+    """Subsets of the regions of a space; they shrink to whole regions.
+
+    Example:
+        >>> from hypothesis import find
+        >>> from linop.testing import strategies
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> find(strategies.parts(X), lambda part: part.shape == (2,)).slices
+        (slice(0, 2, None),)
+    """
     return st.sampled_from(space.regions).flatmap(
         lambda region: describing.boxes(region.shape).map(
             lambda box: describing.box_in(region, box)
@@ -148,7 +186,21 @@ def parts(space: Space) -> st.SearchStrategy[Subset]:
 
 
 def pairs(space: Space) -> st.SearchStrategy[tuple[Subset, Subset]]:
-    """Pairs of disjoint subsets of a space with equal shapes: arguments of add, copy and move."""
+    """Pairs of disjoint subsets of a space with equal shapes: arguments of add, copy and move.
+
+    Example:
+        The adjoint of adding a to b adds b to a:
+
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.pairs(X))
+        ... def test_adjoint_of_add(pair):
+        ...     a, b = pair
+        ...     assert linop.add(X, a, b).H.equals(linop.add(X, b, a))
+        >>> test_adjoint_of_add()
+    """
     drawn = describing.pairs(_described(space))
     return drawn.map(
         lambda two: (describing.part_of(space, two[0]), describing.part_of(space, two[1]))
@@ -180,6 +232,16 @@ def tensors(
         name: of the tensor.
         memories: kinds of memory to choose from, one for all blocks, of
             `linop.spaces.region.MEMORIES`.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.tensors(workers=2, dtypes=["float64"], roles=["split"]))
+        ... def test_scatter_and_gather(X):
+        ...     a = np.ones(X.global_shape)
+        ...     assert np.array_equal(X.gather(X.scatter(a)), a)
+        >>> test_scatter_and_gather()
     """
     drawn = describing.tensors(
         workers,
@@ -202,6 +264,15 @@ def vectors(space: Space, most: int = describing.LARGEST) -> st.SearchStrategy[V
     Args:
         space: of at most a few dozen elements, since each is drawn separately.
         most: the largest number.
+
+    Example:
+        The smallest vector that is longer than 1:
+
+        >>> from hypothesis import find
+        >>> from linop.testing import strategies
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> find(strategies.vectors(X), lambda x: x.norm() > 1)["x"].tolist()
+        [0.0, 0.0, 2.0]
     """
     number: st.SearchStrategy[Any] = st.integers(-most, most)
     if space.dtype.kind == "c":
@@ -214,7 +285,18 @@ def vectors(space: Space, most: int = describing.LARGEST) -> st.SearchStrategy[V
 
 def kernels(ndim: int) -> st.SearchStrategy[dict[str, tuple[int, ...]]]:
     """Sliding kernels, as keyword arguments of `linop.halo_exchange`: kernel_size, stride, padding
-    and dilation, each a tuple of one number per dimension."""
+    and dilation, each a tuple of one number per dimension.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> X = linop.TensorSpace((9,), linop.Partition((2,)))
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.kernels(ndim=1))
+        ... def test_halo_exchange(kernel):
+        ...     linop.testing.assert_exact(linop.halo_exchange(X, **kernel))
+        >>> test_halo_exchange()
+    """
     return factories.collectives.kernels(ndim)
 
 
@@ -229,6 +311,15 @@ def operators(
         workers: number of workers to choose from.
         kinds: keys of `linop.testing.factories.FACTORIES` to choose from, including factories that
             you registered; by default all.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.operators(workers=2))
+        ... def test_adjoint(op):
+        ...     linop.testing.assert_adjoint(op)
+        >>> test_adjoint()
     """
 
     def drawn(names: Iterable[str]) -> st.SearchStrategy[LinearOperator]:
@@ -247,6 +338,16 @@ def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperato
     Args:
         space: the domain and codomain.
         most: largest number of steps; programs shrink to the identity.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from linop.testing import strategies
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> @settings(max_examples=5, deadline=None)
+        ... @given(strategies.operators_on(X), strategies.operators_on(X))
+        ... def test_adjoint_of_product(A, B):
+        ...     assert (A @ B).H.equals(B.H @ A.H)
+        >>> test_adjoint_of_product()
     """
     return factories.memory.steps_in_place(_described(space), most, 1).map(
         lambda steps: factories.memory.program(space, steps)

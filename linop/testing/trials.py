@@ -131,7 +131,13 @@ class Check:
 def dot_tolerance(op: LinearOperator | TestedMap) -> float:
     """Default tolerance of the dot-product test: `entry_tolerance`. It does not grow with the size,
     since rounding errors of random sign do not, relative to the norms; and inner products are
-    summed in float64 at least. In half precision it is large, and `check_dot_exact` is sharper."""
+    summed in float64 at least. In half precision it is large, and `check_dot_exact` is sharper.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))  # of float64
+        >>> linop.testing.dot_tolerance(linop.identity(X)) == 16 * 2.0**-52
+        True
+    """
     return entry_tolerance(op)
 
 

@@ -1,5 +1,5 @@
-"""The command line: ``linop doctor``, ``verify``, ``show``, ``simulate`` and ``demo``. Options,
-tables and exit status are here; the work of a command is in a module of its own."""
+"""The command line: ``linop doctor``, ``verify``, ``show``, ``simulate``, ``explain`` and ``demo``.
+Options, tables and exit status are here; the work of a command is in a module of its own."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from linop.schedules import GENERATORS
 from linop.testing.verify_command import Result
 from linop.tools import (
     doctor,
+    explaining,
     mpi_links,
     reporting,
     schedule_showing,
@@ -77,7 +78,7 @@ def linop_command(
     del version
 
 
-@app.command("doctor")
+@app.command("doctor", short_help="Report what is installed, and what each missing extra gives.")
 def doctor_command(
     mpi: Annotated[
         bool,
@@ -98,6 +99,7 @@ def doctor_command(
         found = Text(component.found, style="green" if component.present else "yellow")
         table.add_row(component.name, found, component.purpose)
     console.print(table)
+    _print_as_it_is("In a clone of linop, write '.[extra]' for 'linop-algebra[extra]'.")
 
 
 def _mpi_links() -> None:
@@ -126,7 +128,7 @@ def _mpi_links() -> None:
     comm.Free()
 
 
-@app.command()
+@app.command(short_help="Print an operator, its adjoint and what they send; or a schedule.")
 def show(
     target: Target = None,
     plan: Annotated[
@@ -223,12 +225,11 @@ def show(
             between = (str(c.bytes_between_machines) for c in costs)
             table.add_row("bytes between machines", *between)
         console.print(table, highlight=False, markup=False)
-        sides = ("sends", "bytes", "receives", "bytes")
-        every = Table("worker", *sides, *(f"{side}, adjoint" for side in sides))
+        every = Table("worker", "", "sends", "bytes", "receives", "bytes")
         for number in sorted({w for c in costs for w in c.workers}):
-            both = [c.workers.get(number, Traffic()) for c in costs]
-            numbers = (n for t in both for n in dataclasses.astuple(t))
-            every.add_row(str(number), *map(str, numbers))
+            for side, c in zip(("operator", "adjoint"), costs, strict=True):
+                numbers = dataclasses.astuple(c.workers.get(number, Traffic()))
+                every.add_row(str(number), side, *map(str, numbers))
         console.print(every)
         matrix = traffic_matrix(op, placement)
         if 1 < len(matrix.workers) <= _MATRIX:
@@ -291,7 +292,7 @@ def _few(workers: Sequence[int]) -> str:
     return f"{shown}, … {workers[-1]}" if len(workers) > 8 else shown
 
 
-@app.command()
+@app.command(short_help="Predict messages, bytes and time, without running.")
 def simulate(
     target: Target,
     workers: Annotated[
@@ -302,14 +303,14 @@ def simulate(
     ] = None,
 ) -> None:
     """Predict messages, bytes and time of an operator and of its adjoint on every worker, without
-    running them: for 100000 workers in seconds."""
+    running them: in seconds for 100000 workers that only move data."""
     for name, op in _operators(target, workers or 4):
         for side, text in showing.predictions(op, workers, ranks_per_machine):
             console.print(Text(f"{name}, {side}", "bold"))
             _print_as_it_is(text)
 
 
-@app.command()
+@app.command(short_help="Check adjoints of operators, or gradients of a parallel model.")
 def verify(
     target: Annotated[
         str | None,
@@ -387,7 +388,19 @@ def verify(
     raise typer.Exit(1 if any(result.failed for result in results) else 0)
 
 
-@app.command()
+@app.command(short_help="Say why an error happens, and what to do.")
+def explain(
+    error: Annotated[str | None, typer.Argument(metavar="CLASS", help="as DeadlockError")] = None,
+) -> None:
+    """Say why an error of linop happens, and what to do; without a class, list all of them."""
+    try:
+        shown = explaining.table() if error is None else explaining.explanation(error)
+    except ArgumentError as unknown:
+        raise typer.BadParameter(f"{unknown} `linop explain` lists all") from None
+    console.print(shown, markup=False)
+
+
+@app.command(short_help="Blur a photograph over four workers, and restore it.")
 def demo(
     output: Annotated[Path, typer.Option(help="where to write the picture")] = Path(
         "linop-demo.png"
@@ -474,12 +487,13 @@ def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOp
 
 
 def main() -> None:
-    """Run the command line. A `LinopError` prints as one line, with exit status 1."""
+    """Run the command line. A `LinopError` prints without its traceback, with exit status 1."""
     terminal.settle_help()
     try:
         app()
     except LinopError as error:
         if in_mpi_job():
             raise
-        terminal.console(stderr=True).print(Text.assemble(("error: ", "red"), str(error)))
+        said = Text.assemble(("error: ", "red"), "\n".join([str(error), *error.__notes__]))
+        terminal.console(stderr=True).print(said, soft_wrap=True)
         raise SystemExit(1) from None

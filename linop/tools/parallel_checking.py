@@ -12,7 +12,7 @@ from rich.console import Console
 from linop.errors import ArgumentError
 from linop.testing.parallel.findings import ParallelReport
 from linop.testing.parallel.mpi.report import PairReport
-from linop.testing.parallel.relations import Kind
+from linop.testing.parallel.twins.relations import Kind
 from linop.writing import target, write_text
 
 
@@ -38,19 +38,27 @@ def write(report: ParallelReport | PairReport, as_json: Path | None, as_junit: P
 
 def _junit(report: ParallelReport | PairReport) -> Any:
     """A report as a JUnit document: a case for the loss, for each gradient, and for each buffer
-    that differs."""
+    that differs. The output of the first one has the movements of the program and their adjoints.
+    """
     from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
     suite = TestSuite("parallel and sequential")
-    failures = _failures(report)
+    failures, movements = _failures(report), _movements(report)
     for name, text in failures.items():
         case = TestCase(name, f"linop.verify.{report.program}", report.seconds / len(failures))
         if text:
             case.result = [Failure(text)]
+        if movements:
+            case.system_out, movements = movements, ""
         suite.add_testcase(case)
     document = JUnitXml("linop verify")
     document.add_testsuite(suite)
     return document
+
+
+def _movements(report: ParallelReport | PairReport) -> str:
+    """Movements forward and backward, as operators in words."""
+    return str(report) if isinstance(report, PairReport) else "\n".join(map(str, report.pairs))
 
 
 def _failures(report: ParallelReport | PairReport) -> dict[str, str]:

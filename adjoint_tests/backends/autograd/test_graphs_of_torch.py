@@ -51,6 +51,33 @@ def test_operators_are_nodes_of_one_graph() -> None:
     assert torch.autograd.gradgradcheck(net, XS.clone().requires_grad_())
 
 
+def test_plans_are_run_as_often_as_in_eager_calls() -> None:
+    """Forward's stay in forward, also if their argument is kept; equal ones are not made one."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    twice, counts = linop.autograd.Module(3 * linop.identity(X)), []
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = twice
+
+        def forward(self, x: Any) -> Any:
+            return self.twice(x) + self.twice(x) * x.sin()
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        counts.append(sum("linop.plan" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=counted, bw_compiler=counted, partition_fn=default_partition)
+    torch.compile(Net(), fullgraph=True, backend=backend)(
+        XS.clone().requires_grad_()
+    ).sum().backward()
+    assert counts == [2, 2]
+
+
 def test_another_operator_is_traced_again() -> None:
     net = net_of(3)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")

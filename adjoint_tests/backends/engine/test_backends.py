@@ -24,6 +24,7 @@ from linop.errors import (
     RegionError,
     ShapeError,
     SpaceError,
+    explained_at,
 )
 from support.contracts.plans import total
 
@@ -103,7 +104,9 @@ def test_a_wrong_argument_on_one_worker_ends_the_program(
         linop.launch(main, workers=3, backend=backend)
     # On threads every worker raises it, and any of them may be the first.
     raised = "." if backend == "threads" else worker
-    assert re.fullmatch(f"raised on worker {raised} of 3", *caught.value.__notes__)
+    explained, last = caught.value.__notes__
+    assert explained == explained_at(error.__name__)
+    assert re.fullmatch(f"raised on worker {raised} of 3", last)
 
 
 @spmd

@@ -1,5 +1,6 @@
 """Backends and array modules of other packages, found by their entry points."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 import linop
 from linop import COPIES, Partition, TensorSpace
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 
 MODULE = """
 from linop.backends.engine.arrays.interface import Arrays
@@ -62,6 +63,16 @@ def test_a_backend_of_another_package() -> None:
     assert names == ["aligned", "aligned"]
     assert linop.backends.get("threads", arrays="aligned").arrays.name == "aligned"
     assert linop.backends.names()[-2:] == ["broken", "other"]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_backend_that_runs_no_programs() -> None:
+    module = importlib.import_module("other_backend")
+    del module.launch
+    with pytest.raises(
+        BackendError, match=r"'other' runs no programs: .* no launch\(main, workers"
+    ):
+        linop.launch(print, 2, "other")
 
 
 @pytest.mark.usefixtures("package")

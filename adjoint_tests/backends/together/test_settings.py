@@ -98,7 +98,7 @@ def test_differences_say_who_has_what() -> None:
         "on worker 1. Give all workers the same, as arguments or"
     )
     with pytest.raises(
-        ArgumentError, match=r"^worker 1: sums: expected fixed, any, exact or tree, given 3$"
+        ArgumentError, match=r"(?m)^worker 1: sums: expected fixed, any, exact or tree, given 3$"
     ):
         settings.alike([plain, settings.found("mpi", sums=3, debug=True)])
 
@@ -237,7 +237,8 @@ def test_torchrun_may_be_started_by_an_mpiexec(torchrun: pytest.MonkeyPatch) -> 
 
 
 def test_tasks_of_slurm_without_mpi_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the number of workers is asked for; one task, or a shell of Slurm's, is no matter."""
+    """Unless one worker is asked for, or threads are; one task, or a shell of Slurm's, is no
+    matter."""
     for name in (*MPIEXEC, *TORCHRUN):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
@@ -247,8 +248,14 @@ def test_tasks_of_slurm_without_mpi_are_refused(monkeypatch: pytest.MonkeyPatch)
         BackendError, match=r"^launch: srun started 4 tasks without MPI: each would "
     ):
         linop.launch(never)
+    with pytest.raises(
+        BackendError, match=r"the whole program, on 4 threads\. .* backend='threads', workers=4"
+    ):
+        linop.launch(never, 4)
     assert linop.launch(lambda backend: backend.workers, 1) == [1]
+    assert linop.launch(lambda backend: backend.workers, 2, "threads") == [2, 2]
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert linop.launch(lambda backend: backend.workers, 2) == [2, 2]
     assert linop.launch(lambda backend: backend.workers) == [1]
 
 

@@ -129,6 +129,17 @@ def test_messages_arrive_in_order(said: list[tuple[str, Any]]) -> None:
                 channel.audit()
 
 
+@given(KINDS, ITEMS, st.integers(2, 4))
+def test_as_many_equal_messages_arrive_as_were_sent(kind: str, item: Any, times: int) -> None:
+    with two() as pair:
+        looks = []
+        for _ in range(times if kind != "meet" else 1):
+            pair.channels[0]._next = 1  # as if it had not read what it has told
+            looks.append(sent(pair, kind, item))
+        for look in looks:
+            assert until(look) == (repr(item) if kind == "tell" else item)
+
+
 @given(
     st.sampled_from(["forge", "short", "flip", "swap", "delete", "again"]),
     KINDS,

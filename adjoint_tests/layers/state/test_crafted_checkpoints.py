@@ -10,6 +10,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_pickles_of_every_kind_are_refused(tmp_path: Path, kind: str) -> None:
     assert "is no index of a checkpoint" in said
     assert not (tmp_path / "ran").exists()
     assert not hasattr(_StorageInfo, "relative_path")
+
+
+class _Early(pickle.Pickler):
+    """Pickles enumerations as Python 3.11.0 to 3.11.3 does, that of Debian 12 among them."""
+
+    def reducer_override(self, given: Any) -> Any:
+        return (getattr, (type(given), given.name)) if isinstance(given, Enum) else NotImplemented
+
+
+def test_indices_of_every_python_are_read(tmp_path: Path) -> None:
+    torch_alone(tmp_path / "x")
+    index = tmp_path / "x" / ".metadata"
+    made = io.BytesIO()
+    _Early(made).dump(pickle.loads(index.read_bytes()))
+    assert b"getattr" in made.getvalue()
+    index.write_bytes(made.getvalue())
+    assert loads_or_refuses(tmp_path / "x", 3) == ""
 
 
 def test_objects_in_files_are_refused(tmp_path: Path) -> None:

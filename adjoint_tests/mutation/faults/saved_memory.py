@@ -136,8 +136,8 @@ SAVED_MEMORY = (
         "the adjoint of a gather that was started ahead is ended where it is started",
         "synchronisation",
         "linop.strategies.data.sharded.unit:Unit.start",
-        "begun(self._bridge, self._sent(), self.name)",
-        "self._bridge.start([one.detach() for one in self._sent()])",
+        "begun(self._bridge, self.shards, self.name)",
+        "self._bridge.start([one.detach() for one in self.shards])",
         ("test_sharded_graphs.py::test_prefetch_on_threads",),
     ),
     Fault(

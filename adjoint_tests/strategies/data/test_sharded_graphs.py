@@ -17,6 +17,7 @@ if importlib.util.find_spec("torch") is None:
 from support.requirements import needs_mpi
 from support.strategies.data.sharded_graphs import (
     converts,
+    differentiates_gradients,
     keeps_views_of_complex_parameters,
     leaves_hooks_to_others,
     prefetches,
@@ -36,6 +37,7 @@ from support.workers import on_ranks, on_threads
 
 CONTRACTS = [
     survives_checkpoints,
+    differentiates_gradients,
     leaves_hooks_to_others,
     keeps_views_of_complex_parameters,
     refuses_other_uses,

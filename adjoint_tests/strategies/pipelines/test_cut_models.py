@@ -16,8 +16,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
+from linop.backends import Backend
 from linop.errors import ArgumentError
 from linop.strategies import split
+from support.layers.cases import normal
 from support.strategies.pipelines.cut_models import (
     Branching,
     Modal,
@@ -28,6 +30,8 @@ from support.strategies.pipelines.cut_models import (
     returns_dicts,
     tied_model_is_whole,
 )
+from support.strategies.pipelines.pipelines import squares
+from support.strategies.pipelines.repeated_modules import Repeated, trained
 from support.workers import on_threads
 
 NAMES = ["mixed", "third", "last"]
@@ -70,9 +74,18 @@ class Again(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self.middle(x @ self.weight) @ self.weight
 
 
-def test_a_parameter_of_two_stages() -> None:
-    with pytest.raises(ArgumentError, match="stages 0 and 1 use the parameter 'weight'"):
-        split(Again(), ["middle"], example=torch.ones(2, 5))
+def test_a_parameter_of_two_stages(tmp_path: Path) -> None:
+    """It is one, whose gradients are added."""
+    model = Again().double()
+    stages = split(model, ["middle"], example=torch.ones(2, 5).double())
+    assert stages[0].weight is stages[1].weight is model.weight
+    batches = normal((8, 5), 1), normal((8, 5), 2)
+
+    def main(backend: Backend) -> None:
+        twin, path = copy.deepcopy(model), str(tmp_path)
+        trained(backend, twin, stages, Repeated(max_norm=0.1), path, squares, batches)
+
+    linop.launch(main, 2, "threads")
 
 
 class Twice(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here

@@ -91,12 +91,12 @@ def test_numbers_of_the_example() -> None:
             pairs = zip(x[:rows].chunk(2), target[:rows].chunk(2), strict=True)
             return sum(nn.functional.mse_loss(net(a), b, reduction="sum") for a, b in pairs)
 
-        assert torch.allclose(linop.launch(partial(step, rows=4), 2)[1], wanted(4))
+        torch.testing.assert_close(linop.launch(partial(step, rows=4), 2)[1], wanted(4))
         if counts:
             with pytest.raises(ArgumentError, match=r"of shapes \[\(2, 4\)\], and .* \[\(3, 4\)\]"):
                 linop.launch(partial(step, rows=6), 2)
         else:
-            assert torch.allclose(linop.launch(partial(step, rows=6), 2)[1], wanted(6))
+            torch.testing.assert_close(linop.launch(partial(step, rows=6), 2)[1], wanted(6))
 
 
 class OfTokens(nn.Module):
@@ -128,3 +128,37 @@ def test_models_without_values() -> None:
     with torch.device("meta"):
         net, x = Counting(False), torch.ones(2, 4)
     assert len(split(net, ["second"], x)) == 2
+
+
+class Telling(nn.Module):
+    """It returns None and a number beside tensors, of which one is of an earlier stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.a(x)
+        return {"cache": None, "out": self.b(y), "first": y, "width": 4}
+
+
+def test_results_that_are_no_tensors() -> None:
+    net, x = Telling(), torch.randn(6, 4)
+    stages = split(net, ["b"], torch.ones(2, 4))
+    wanted = net(x)
+
+    def loss(results: Any, target: torch.Tensor) -> Any:
+        assert results[0] is None and results[3] == 4
+        return ((results[1] - target) ** 2).sum() + results[2].sum()
+
+    def program(backend: Backend) -> Any:
+        table = schedules.one_forward_one_backward(2, 3)
+        pipe = Pipeline(stages, table, loss, backend=backend)
+        value = pipe.step(x, x)
+        with torch.no_grad():
+            return value, pipe(x)
+
+    value, found = linop.launch(program, 2)[1]
+    torch.testing.assert_close(value, loss([*wanted.values()], x))
+    assert found[0] is None
+    torch.testing.assert_close(found[1:3], [wanted["out"], wanted["first"]])

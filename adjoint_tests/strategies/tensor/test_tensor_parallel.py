@@ -53,6 +53,7 @@ CONTRACTS = [
         "entropies_are_torch_s",
         "looks_up",
         "prepares_the_net_itself",
+        "prepares_chains",
     )
 ]
 HEADS = "prepares_the_net_itself", "norms_agree", "clips_the_norm_of_all", "follows_new_calls"

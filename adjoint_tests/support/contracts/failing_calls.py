@@ -19,7 +19,14 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, ShapeError
+from linop.errors import (
+    ArgumentError,
+    BackendError,
+    DTypeError,
+    LinopError,
+    ShapeError,
+    explained_at,
+)
 from support.contracts.plans import (
     SMALL,
     argument,
@@ -468,3 +475,15 @@ def a_wrong_out_fails_everywhere(backend: Backend, wrong: str) -> None:
             assert "was interrupted: " in text and text.endswith("; compile it again"), text
             works(other)
             works(op.compile(backend))
+
+
+def an_error_of_another_worker_is_explained_once(backend: Backend) -> None:
+    """The last worker's argument does not fit: all raise that, with one note on where it is
+    explained."""
+    me, n = mine(backend), size(backend)
+    plan = total(n).compile(backend)
+    try:
+        plan(np.ones(SMALL + (me == n - 1)))
+    except ShapeError as error:
+        told = error
+    assert told.__notes__ == [explained_at("ShapeError")]

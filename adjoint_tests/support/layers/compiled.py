@@ -28,7 +28,7 @@ def is_one_graph(net: Any, x: Tensor) -> None:
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     both = torch.cat([x, x])
-    assert torch.allclose(compiled(both), net(both))
+    torch.testing.assert_close(compiled(both), net(both))
     exported = torch.export.export(net, (x,))
     assert torch.equal(exported.module()(x), results[0][0])
     targets = [str(node.target) for node in exported.graph.nodes]
@@ -56,3 +56,28 @@ def nets_of_layers(backend: Backend) -> None:
         layers.RMSNorm(channels, 4 * n),
     )
     is_one_graph(net, torch.linspace(-2, 1, 48).view(3, 2, 8))
+
+
+def modes_of_layers(backend: Backend) -> None:
+    """A compiled layer that is told to train, or to evaluate, does it from its next call on."""
+    n = backend.workers or 1
+    rows, tokens = Partition((n, 1)), Partition((1, n, 1))
+    x = torch.linspace(-2, 1, 15).view(3, 5)
+    block = torch.linspace(-2, 1, 32).view(2, 2, 8)
+    attention = layers.MultiheadAttention(tokens, 8, 2, dropout=0.5, batch_first=True)
+    nets: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (layers.BatchNorm1d(rows, 5), (x,)),
+        (nn.Sequential(layers.Dropout(rows, 0.5)), (x,)),
+        (attention, (block, block, block)),
+    ]
+    for net, given in nets:
+        options = {"need_weights": False} if net is attention else {}
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        for trains in True, False, True:
+            compiled.train(trains)
+            found = []
+            for call in net, compiled:
+                torch.manual_seed(1)
+                y = call(*given, **options)
+                found.append(y[0] if isinstance(y, tuple) else y)
+            assert torch.equal(*found), (net, trains)

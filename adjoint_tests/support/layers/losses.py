@@ -215,12 +215,16 @@ def workers(case: Case) -> int:
 
 
 WORDS = (
-    "targets from 0 to 3, or ignore_index=-100, expected",
-    "between 0 and 1",
-    "targets from 0 to 3, or ignore_index=-100, expected",
-    "between 0 and 1",
+    *(
+        "targets from 0 to 3, or ignore_index=-100, expected",
+        "input and target between 0 and 1",
+        "input and target between 0 and 1",
+    )
+    * 2,
     "a target of shape (2, 3)",
     "float64; convert one of them",
+    "complex64; convert one of them",
+    "complex64; convert one of them",
     "int64 expected",
     "weight of shape (3,) for 4 classes",
     "reduction='most'",

@@ -320,6 +320,16 @@ class Large(Broadcast):
     codomain = domain
 
 
+class LargeSums(Large):
+    """Running sums of what is broadcast, which nobody follows."""
+
+    def forward(self, x: Any, comm: Any) -> Any:
+        return np.cumsum(super().forward(x, comm))
+
+    def adjoint(self, y: Any, comm: Any) -> Any:
+        return super().adjoint(np.cumsum(y[::-1])[::-1].copy(), comm)
+
+
 class Waits(Three):
     """The second rank waits for a message that nobody sends."""
 

@@ -8,6 +8,8 @@ a little worse. One check runs a step of both, and says which gradients differ, 
 in which line the message is that is missing, or too many.
 """
 
+import textwrap
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -80,7 +82,8 @@ def batch():
 
 
 found = linop.testing.check_parallel(model, twin, batch, functional.mse_loss, shard=shard)
-print(found)
+for line in str(found).splitlines():
+    print(textwrap.fill(line, 96, subsequent_indent=" " * 8))
 
 # %%
 # Two faults

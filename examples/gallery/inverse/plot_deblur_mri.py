@@ -36,8 +36,10 @@ data = X.gather(A(X.scatter(scan))) + noise
 # %%
 # Three answers
 # -------------
-# - *Least squares alone*, ‖A x − d‖²: CGLS goes on until the noise is explained, too.
-# - *Smooth*: the same with λ² ‖Δ x‖². The stacked operator is one line.
+# - *Least squares alone*, :math:`\|A x - d\|^2`: CGLS goes on until the noise is explained,
+#   too.
+# - *Smooth*: the same with :math:`\lambda^2 \|\Delta x\|^2`. The stacked operator is one
+#   line.
 # - *Sharp*: total variation, the sum of the lengths of the gradient, by ADMM.
 #
 # ``main`` runs on each worker, with its block: on threads here, as it is on ranks of MPI.
@@ -92,12 +94,21 @@ for row, name in enumerate(errors):
 plt.show()
 
 # %%
-# What an iteration sends: halos of the blur, forward and adjoint.
+# What an iteration sends: halos of the blur, forward and adjoint, predicted and counted.
 
-there, back = A.cost(), A.H.cost()
-print(f"forward {there.messages} messages, {there.bytes} bytes")
-print(f"adjoint {back.messages} messages, {back.bytes} bytes")
-assert there.bytes == back.bytes
+
+def counted(backend):
+    plan = A.compile(backend)
+    plan.H(plan(data[X.slices(backend.worker)]))
+    return [row.bytes for row in backend.counters()]
+
+
+sent = np.sum(linop.launch(counted, workers=4), axis=0)
+for name, cost, bytes_ in zip(
+    ("forward", "adjoint"), (A.cost(), A.H.cost()), sent, strict=True
+):
+    print(f"{name} {cost.messages} messages, {cost.bytes} bytes; counted {bytes_} bytes")
+    assert cost.bytes == bytes_
 
 # %%
 # Read on: :doc:`/solvers`, and :doc:`/proximal`.

@@ -91,6 +91,7 @@ axes[2].set(
     title="messages of a 256³ transform",
 )
 axes[2].set_xticks(workers, workers)
+axes[2].set_yticks([2, 5, 10, 20], [2, 5, 10, 20])
 axes[2].minorticks_off()
 axes[2].legend()
 plt.show()

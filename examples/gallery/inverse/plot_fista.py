@@ -1,10 +1,11 @@
-"""
+r"""
 Fill in the missing pixels of a photograph by FISTA
 ===================================================
 
 Two pixels of three are lost. Infinitely many photographs fit those that are left; the one
-that you want has few frequencies of any size. That is a LASSO problem, ‖A x − y‖² / 2 + σ
-‖x‖₁, and FISTA solves it, on an image and a spectrum that are cut over four workers.
+that you want has few frequencies of any size. That is a LASSO problem,
+:math:`\|A x - y\|^2 / 2 + \sigma \|x\|_1`, and FISTA solves it, on an image and a spectrum
+that are cut over four workers.
 """
 
 import time
@@ -31,8 +32,8 @@ A = linop.stencil(X, {(0, 0): known.astype(complex)}) @ F.H
 assert linop.testing.check_adjoint(A)
 
 # %%
-# The step is 1, since ‖A‖ is: a mask times a unitary operator. An iteration takes A, A*,
-# soft thresholds where the numbers are, and one collective call for the criterion.
+# The step is 1, since :math:`\|A\|` is: a mask times a unitary operator. An iteration takes
+# A, A*, soft thresholds where the numbers are, and one collective call for the criterion.
 
 
 def main(backend):

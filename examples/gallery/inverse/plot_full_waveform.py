@@ -21,7 +21,8 @@ M, U, B, W, V, P = (TensorSpace(shape, Partition((1, 2)), name=name) for name in
 # %%
 # The wave equation with a medium m
 # ---------------------------------
-# u ← 2 u − b + m Δu, b ← u: linear in the wave and in the medium, and not in both.
+# :math:`u \leftarrow 2 u - b + m\, \Delta u` and :math:`b \leftarrow u`: linear in the wave
+# and in the medium, and not in both.
 # ``chain`` composes operators with the product of two vectors, and knows its derivative.
 
 laplace, keep = linop.laplacian(U), repartition(U, B)
@@ -87,12 +88,9 @@ def main(backend):
 
 results = linop.launch(main, workers=2)
 cost = results[0][2]
-model, gradient = (
-    M.gather({n: a for one in results for n, a in one[k].arrays.items()}) for k in (0, 1)
-)
-heard = waves.codomain.gather({n: a for one in results for n, a in one[3].arrays.items()})[
-    :, 0
-]
+parts = [{n: a for one in results for n, a in one[k].arrays.items()} for k in (0, 1, 3)]
+model, gradient = M.gather(parts[0]), M.gather(parts[1])
+heard = waves.codomain.gather(parts[2])[:, 0]
 print(f"the misfit falls to {cost[-1] / cost[0]:.1%} in {len(cost) - 1} iterations")
 assert cost[-1] < 0.05 * cost[0]
 error = np.linalg.norm(model - true) / np.linalg.norm(0.2 - true)
@@ -117,6 +115,25 @@ for panel in axes[0], axes[2], axes[3]:
     panel.axvline(shape[1] / 2 - 0.5, color="grey", linestyle=":")
     panel.set_axis_off()
 plt.show()
+
+# %%
+# What a shot sends
+# -----------------
+# A column to the other worker, in each step, forwards: the neighbours that the Laplacian
+# reads. Predicted and counted:
+
+
+def counted(backend):
+    run = waves.compile(backend, wrt=M)
+    guess = backend.vector(M, M.scatter(true)).arrays
+    run(backend.vector(waves.domain, {**guess, **shots[0]}))
+    return sum(row.bytes for row in backend.counters())
+
+
+predicted = steps * laplace.cost().bytes
+sent = sum(linop.launch(counted, workers=2))
+print(f"{predicted} bytes predicted, {sent} counted")
+assert predicted == sent
 
 # %%
 # Read on: :doc:`/time`.

@@ -20,9 +20,9 @@ X = linop.TensorSpace(shape, linop.Partition((2, 2)), name="u")
 # %%
 # A source that stays on
 # ----------------------
-# A step of diffusion is a stencil, u ← D u, and the source is added in each: after n steps
-# the temperature is (1 + D + … + Dⁿ) s. Written by Horner's rule, that is a loop of an
-# operator on the pair (temperature, source).
+# A step of diffusion is a stencil, :math:`u \leftarrow D u`, and the source is added in
+# each: after n steps the temperature is :math:`(1 + D + \dots + D^{n-1})\, s`. Written by
+# Horner's rule, that is a loop of an operator on the pair (temperature, source).
 
 around = dict.fromkeys([(1, 0), (-1, 0), (0, 1), (0, -1)], 0.2)
 S = linop.TensorSpace(shape, X.partition, name="s")
@@ -83,7 +83,7 @@ print(
     f"80 steps: {80e3 * cost.time:.1f} ms predicted, {1e3 * max(seconds):.1f} ms measured"
 )
 
-figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8, 5.6), layout="constrained")
+figure, axes = plt.subplot_mosaic("ABC", figsize=(9, 2.6), layout="constrained")
 axes = [*axes.values()]
 i, j = np.nonzero(mask)
 drawn = [
@@ -94,7 +94,7 @@ drawn = [
 axes[1].set(xlim=axes[0].get_xlim(), ylim=axes[0].get_ylim(), aspect="equal")
 titles = "what is heated", "temperatures taken", f"found: error {error:.2f}"
 for panel, values, title in zip(axes, drawn, titles, strict=True):
-    figure.colorbar(values)
+    figure.colorbar(values, location="bottom")
     panel.set_title(title)
     panel.axhline(23.5, color="grey", linestyle=":")
     panel.axvline(31.5, color="grey", linestyle=":")

@@ -74,9 +74,16 @@ assert error(smooth) < error(plain) and error(smooth) < 1
 # %%
 # What an iteration sends: a trace to each neighbour, for the Laplacian and for its adjoint.
 
-cost = linop.simulate(L)
+
+def counted(backend):
+    L.compile(backend)(impedance[X.slices(backend.worker)])
+    return sum(row.bytes for row in backend.counters())
+
+
+cost, sent = linop.simulate(L), sum(linop.launch(counted, workers=4))
 print(f"{cost.messages} messages, {cost.bytes} bytes, {1e6 * cost.time:.0f} µs predicted")
-assert cost.bytes == 6 * 120 * 8
+print(f"{sent} bytes counted")
+assert cost.bytes == sent == 6 * 120 * 8
 
 figure, axes = plt.subplots(2, 3, figsize=(8.5, 6.5), layout="constrained")
 shown = {"impedance": impedance, "data": data, "start": start}

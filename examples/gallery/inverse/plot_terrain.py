@@ -42,11 +42,13 @@ assert linop.testing.check_self_adjoint(curvature)
 def main(backend):
     slopes, curved = gradient.compile(backend), curvature.compile(backend)
     mine = height[X.slices(backend.worker)]
-    return *slopes(mine).values(), curved(mine)
+    found = *slopes(mine).values(), curved(mine)
+    return found, backend.counters()[0]  # of the gradient
 
 
 parts = [np.empty_like(height) for _ in range(3)]
-for worker, blocks in enumerate(linop.launch(main, workers=4)):
+results = linop.launch(main, workers=4)
+for worker, (blocks, _) in enumerate(results):
     for part, block in zip(parts, blocks, strict=True):
         part[X.slices(worker)] = block
 slope_y, slope_x, curved = parts
@@ -61,8 +63,12 @@ assert abs(slope_y[1:-1] - inside).max() < 1e-12
 # its block is.
 
 cost = gradient.cost()
-print(f"{cost.messages} messages, {cost.bytes} bytes, of {height.nbytes} bytes of heights")
-assert cost.messages == 8 and cost.bytes == 8 * 2 * sum(height.shape)
+counted = sum(row.bytes for _, row in results)
+print(f"predicted {cost.messages} messages, {cost.bytes} bytes, counted {counted} bytes")
+print(f"of {height.nbytes} bytes of heights")
+assert (
+    counted == cost.bytes and cost.messages == 8 and cost.bytes == 8 * 2 * sum(height.shape)
+)
 
 # %%
 # Light from the north-west shades the map.
@@ -70,15 +76,15 @@ assert cost.messages == 8 and cost.bytes == 8 * 2 * sum(height.shape)
 normal = np.stack([-3 * slope_x, 3 * slope_y, np.ones_like(height)])
 light = np.tensordot([-0.5, 0.5, 0.7], normal / np.linalg.norm(normal, axis=0), 1)
 
-figure, axes = plt.subplot_mosaic("AA;BC", figsize=(8, 7.6), layout="constrained")
+figure, axes = plt.subplot_mosaic("ABC", figsize=(9, 3.6), layout="constrained")
 axes = [*axes.values()]
 shown = axes[0].imshow(height, cmap="terrain")
-figure.colorbar(shown, label="metres")
+figure.colorbar(shown, label="metres", location="bottom")
 rows, columns = X.slices(0)
 axes[0].axhline(rows.stop - 0.5, color="white")
 axes[0].axvline(columns.stop - 0.5, color="white")
-axes[0].set_title("heights, in the blocks of four workers")
-axes[1].imshow(light, cmap="gray")
+axes[0].set_title("heights, on four workers")
+figure.colorbar(axes[1].imshow(light, cmap="gray"), label="light", location="bottom")
 axes[1].set_title("shaded by their slopes")
 most = np.quantile(abs(curved), 0.98)
 shown = axes[2].imshow(curved, cmap="PuOr", vmin=-most, vmax=most)

@@ -2,9 +2,9 @@
 Locate a source by running waves backwards
 ==========================================
 
-Something made a sound, and microphones in the first row heard it. Where was it? The adjoint
-of the time loop, which you do not write, plays the records backwards, and the waves meet at
-the source.
+Something made a sound, and microphones near the upper edge heard it. Where was it? The
+adjoint of the time loop, which you do not write, plays the records backwards, and the waves
+meet at the source.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +21,9 @@ U, B = (
 # %%
 # A step of the wave equation
 # ---------------------------
-# u ← 2 u − b + c Δu and b ← u, as one operator on both. The square c of the speed grows
-# with depth, and the blocks of 2 × 2 workers get their neighbours' edges by the stencil.
+# :math:`u \leftarrow 2 u - b + c\, \Delta u` and :math:`b \leftarrow u`, as one operator on
+# both. The square c of the speed grows with depth, and the blocks of 2 × 2 workers get
+# their neighbours' edges by the stencil.
 
 c = np.linspace(0.1, 0.3, shape[0])[:, None] * np.ones(shape[1])
 cross = dict.fromkeys([(1, 0), (-1, 0), (0, 1), (0, -1)], c)
@@ -48,7 +49,8 @@ sound = np.exp(-((i - 55) ** 2 + (j - 75) ** 2) / 6.0)
 def main(backend):
     plan = loop.compile(backend)
     records = plan(backend.vector(U, sound[U.slices(backend.worker)]))
-    return records, plan.H(records)
+    back = plan.H(records)
+    return records, back, sum(row.bytes for row in backend.counters())
 
 
 results = linop.launch(main, workers=4)
@@ -71,7 +73,10 @@ assert abs(found[0] - 55) <= 3 and abs(found[1] - 75) <= 3
 # Two neighbours of each block, predicted and counted.
 
 cost = step.cost()
+predicted, counted = steps * (cost.bytes + step.H.cost().bytes), sum(r[2] for r in results)
 print(f"a step sends {cost.messages} messages, {cost.bytes} bytes")
+print(f"forwards and backwards: predicted {predicted} bytes, counted {counted}")
+assert predicted == counted
 
 figure, axes = plt.subplot_mosaic("AB;CC", figsize=(8, 6.6), layout="constrained")
 axes = [*axes.values()]

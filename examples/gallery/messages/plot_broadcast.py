@@ -23,18 +23,12 @@ workers = range(8)
 # The ring cuts the array in eight pieces: first worker 0 scatters them, then each worker
 # passes on, round by round, the piece that it got last.
 
+eighth = [slice(k, k + 1) for k in workers]
 ways = {
     "one after the other": [[(0, k, slice(0, 8))] for k in workers[1:]],
     "tree": [[(k, k + m, slice(0, 8)) for k in range(m)] for m in (1, 2, 4)],
-    "ring": [[(0, k, slice(k, k + 1)) for k in workers[1:]]]
-    + [
-        [
-            (k, (k + 1) % 8, slice((k - r) % 8, (k - r) % 8 + 1))
-            for k in workers
-            if (k + 1) % 8
-        ]
-        for r in range(7)
-    ],
+    "ring": [[(0, k, eighth[k]) for k in workers[1:]]]
+    + [[(k, k + 1, eighth[k - r]) for k in workers[:7]] for r in range(7)],
 }
 
 
@@ -87,13 +81,7 @@ def draw(r):
         panel.scatter(*at.T, 500, c=now, cmap="Blues", vmin=0, vmax=1.4, edgecolor="black")
         for k in workers:
             panel.text(*at[k], str(k), ha="center", va="center")
-        arrow = {
-            "arrowstyle": "-|>",
-            "color": "C1",
-            "linewidth": 2,
-            "shrinkA": 12,
-            "shrinkB": 12,
-        }
+        arrow = {"arrowstyle": "-|>", "color": "C1", "lw": 2, "shrinkA": 12, "shrinkB": 12}
         for a, b, _ in rounds[r] if r < len(rounds) else []:
             panel.annotate("", at[b], at[a], arrowprops=arrow)
         done = f"round {r + 1} of {len(rounds)}" if r < len(rounds) else "done"
@@ -130,6 +118,21 @@ panel.legend()
 assert min(times, key=lambda name: times[name][0]) == "tree"
 assert min(times, key=lambda name: times[name][-1]) == "ring"
 plt.show()
+
+# %%
+# The bytes are those that the backend counts:
+
+
+def counted(backend, op):
+    op.compile(backend)(np.full(8 * 64, float(backend.worker)))
+    return sum(row.bytes for row in backend.counters())
+
+
+for name, rounds in ways.items():
+    op = operator(rounds, 64)
+    sent = sum(linop.launch(lambda b, op=op: counted(b, op), workers=8))
+    print(f"{name}: {op.cost().bytes} bytes predicted, {sent} counted")
+    assert op.cost().bytes == sent
 
 # %%
 # Read on: :doc:`/tutorial`.

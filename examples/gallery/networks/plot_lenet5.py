@@ -117,7 +117,7 @@ for column, name in enumerate(names):
         corner = column - width / 2, worker - height / 2
         panel.add_patch(Rectangle(corner, width, height, color=f"C{worker}", alpha=0.5))
         text = f"{shape[0]}×{shape[1]}×{shape[2]}" if len(shape) == 3 else f"{shape[0]}"
-        panel.text(column, worker + 0.5, text, ha="center", va="center", fontsize=7)
+        panel.text(column, worker + 0.52, text, ha="center", va="center", fontsize=8)
 panel.set_xticks(range(len(names)), names, rotation=30)
 panel.set_yticks(range(4), [f"worker {w}" for w in range(4)])
 panel.set(xlim=(-0.7, len(names) - 0.4), ylim=(3.7, -0.6), title="activations of one image")

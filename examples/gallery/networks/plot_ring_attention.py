@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 tokens, workers = 96, 4
 q, k, v = torch.randn(3, 1, 2, tokens, 16, dtype=torch.float64)
-q.requires_grad_()
+q.requires_grad = True
 
 # %%
 # Four workers, one sequence

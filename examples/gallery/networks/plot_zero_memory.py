@@ -88,9 +88,7 @@ for kind, hatch in zip(kinds, ("", "//", "..", "xx"), strict=True):
 axes[0].set(ylabel="MiB on a worker", title="on one of 8 workers")
 axes[0].set_ylim(0, 900)
 axes[0].legend()
-for (strategy, found), style in zip(
-    memory.items(), ("o-", "s--", "^:", "d-."), strict=True
-):
+for (strategy, found), style in zip(memory.items(), ("o-", "s--", "^-", "d:"), strict=True):
     states = [sum(getattr(one, kind) for kind in kinds[:3]) / 2**20 for one in found]
     axes[1].loglog(counts, states, style, base=2, label=strategy)
 axes[1].set(xlabel="workers", ylabel="MiB", title="without what is whole for a while")

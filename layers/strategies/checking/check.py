@@ -73,6 +73,16 @@ def check(
         GradientError: losses or gradients differ. ArgumentError: an argument is of the wrong kind;
             parameters of model and twin differ in names, shapes or values; the batch has too few
             rows. All on every worker.
+
+    Example:
+        >>> import copy
+        >>> twin, batch = torch.nn.Linear(2, 1), (torch.ones(4, 2), torch.zeros(4, 1))
+        >>> squares = torch.nn.MSELoss(reduction="sum")
+        >>> def program(backend):
+        ...     model = strategies.DataParallel(copy.deepcopy(twin))
+        ...     return strategies.check(model, twin, batch, squares) < 1e-5
+        >>> linop.launch(program, workers=2)
+        [True, True]
     """
     backend = mesh.backend if isinstance(mesh, Mesh) else program_backend()
     agreement = agreement_of(backend)

@@ -20,7 +20,22 @@ MOST = 6
 
 
 class GradientError(LinopError, AssertionError):
-    """Losses or gradients of a parallel model are not those of its sequential twin."""
+    """Losses or gradients of a parallel model are not those of its sequential twin.
+
+    Example:
+        Means of each worker's two rows, summed, are twice the mean of all four:
+
+        >>> import copy
+        >>> twin, batch = torch.nn.Linear(2, 1), (torch.ones(4, 2), torch.zeros(4, 1))
+        >>> def program(backend):
+        ...     model = strategies.DataParallel(copy.deepcopy(twin), reduction="sum")
+        ...     strategies.check(model, twin, batch, torch.nn.MSELoss())
+        >>> try:
+        ...     linop.launch(program, workers=2)
+        ... except strategies.GradientError as error:
+        ...     print(error)
+        check: the loss is 2.000 × the twin's: summed over dp of 2; all gradients are ...
+    """
 
 
 class Finding(NamedTuple):

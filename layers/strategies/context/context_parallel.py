@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from linop.backends import use
 from linop.errors import ArgumentError, ShapeError, expect
 from linop.layers.attention.attention import METHODS, scaled_dot_product_attention
+from linop.layers.attention.compiled import compiled_attention, place_of
 from linop.layers.attention.cuts import Segments, in_order, positions, zigzag
 from linop.layers.layer import Function, Layer
 from linop.operators.collectives import all_gather
@@ -21,6 +22,7 @@ from linop.spaces.decomposition import Axis as Role
 from linop.spaces.partition import balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.context.modules import attended_heads, check_tokens, window_of
+from linop.strategies.interrupted import end_if_interrupted
 from linop.strategies.mesh import Axis
 
 
@@ -43,7 +45,24 @@ class ContextParallel:
 
     Raises:
         ArgumentError: there is no such method.
+
+    Example:
+        Each worker has four of eight tokens, and attention is that of all eight:
+
+        >>> query, key, value = torch.randn(3, 1, 2, 8, 4, dtype=torch.float64)
+        >>> attention = torch.nn.functional.scaled_dot_product_attention
+        >>> whole = attention(query, key, value, is_causal=True)
+        >>> def program(backend):
+        ...     cp = strategies.ContextParallel(strategies.Mesh(cp=2)["cp"])
+        ...     with cp:
+        ...         mine = attention(*(cp.shard(x, 2) for x in (query, key, value)), is_causal=True)
+        ...     return cp.positions(8).tolist(), torch.allclose(mine, cp.shard(whole, 2))
+        >>> linop.launch(program, workers=2)
+        [([0, 1, 6, 7], True), ([2, 3, 4, 5], True)]
     """
+
+    hooks_are_ours = True
+    """`full_module` leaves them out."""
 
     def __init__(self, axis: Axis, method: str = "ring", zigzag: bool | None = None) -> None:
         self.axis = expect("ContextParallel", axis, Axis)
@@ -56,6 +75,7 @@ class ContextParallel:
         self._gathers: dict[int, _Whole] = {}
         self._modes: list[_Attention] = []
         self._windows: list[int | None] = []
+        self._where = place_of(axis.backend)
 
     def __deepcopy__(self, memo: object) -> ContextParallel:
         return self  # of copied nets, too
@@ -133,6 +153,11 @@ class ContextParallel:
             kind = torch.get_autocast_dtype(device)
             query, key, value = (_cast(x, kind) for x in (query, key, value))
             attn_mask = None if attn_mask is None else _cast(attn_mask, kind)
+        window = self._windows[-1] if self._windows else None
+        if torch.compiler.is_dynamo_compiling():
+            given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            places = self.axis.partition, (-2,), self.method, self.zigzag, window
+            return compiled_attention(self._where, *given, *places)
         try:
             with use(self.axis.backend):
                 return scaled_dot_product_attention(
@@ -148,7 +173,7 @@ class ContextParallel:
                     x_axes=(-2,),
                     method=self.method,
                     zigzag=self.zigzag,
-                    window=self._windows[-1] if self._windows else None,
+                    window=window,
                 )
         except ShapeError as error:
             if attn_mask is None or not 1 < attn_mask.shape[-1] == key.shape[-2]:
@@ -180,7 +205,15 @@ class ContextParallel:
         for module in net.modules():
             module.register_forward_pre_hook(self._before)
             module.register_forward_hook(self._after, always_call=True)
+            end_if_interrupted(module, self._open, self._leave)
         return net
+
+    def _open(self, module: torch.nn.Module) -> int:
+        del module
+        return len(self._windows)
+
+    def _leave(self, module: torch.nn.Module) -> None:
+        self._after(module, None, None)
 
     def _before(self, module: torch.nn.Module, args: Any) -> None:
         del args
@@ -231,6 +264,8 @@ class _Attention(TorchFunctionMode):
             return self._function(*args, **named)
         if func is torch.nn.functional.multi_head_attention_forward:  # what it calls is not seen
             return attended_heads(self._function, *args, **(kwargs or {}))
+        if func is torch.Tensor.unflatten:  # torch's compiler follows it as a method alone
+            return args[0].unflatten(*args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -4,19 +4,21 @@ are operators."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linop.backends.autograd.dtypes import summed_dtype
-from linop.backends.autograd.functions import apply
+from linop.backends.autograd.functions import apply, hindrance, new_anchor, new_key
+from linop.backends.autograd.real_calls import is_tracing, really
 from linop.errors import ArgumentError, expect
 from linop.operators.algebra import in_steps
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.strategies.data.operators import replication
-from linop.strategies.data.sharded.unit import only_shapes
+from linop.strategies.data.shapes_only import only_shapes
 from linop.strategies.mesh import Axis
 
 
@@ -31,6 +33,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     _axis: Axis
     _sums: dict[Any, LinearOperator]
+    _key: str
+    _anchor: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
         """The normalised rows of this worker.
@@ -45,6 +49,14 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         if self._axis.size == 1 or not self.training:
             # Not that of torch's SyncBatchNorm, which asks torch.distributed for workers.
             return super(torch.nn.SyncBatchNorm, self).forward(input)
+        if torch.compiler.is_dynamo_compiling() and not hindrance():
+            from linop.backends.autograd.traced import followed
+
+            return followed(self, self._key, self._anchor, input)  # type: ignore[no-any-return]
+        return self.recorded(input)
+
+    def recorded(self, input: Tensor) -> Tensor:
+        """`forward` in training, by torch's tracers, too."""
         self._check_input_dim(input)
         if only_shapes():
             return torch.zeros_like(input)  # others do not come, and one row is enough
@@ -54,12 +66,12 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         rows = x.new_full((1,), x.numel() / max(1, x.shape[1]))
         total = self._total(torch.cat([x.sum(dims), rows]))
         count = total[-1].detach()
-        if count <= 1:
-            raise ValueError("Expected more than 1 value per channel when training")
+        really(self, _enough, (), count)
         mean = total[:-1] / count
         centered = x - mean.view(shape)
         variance = self._total(centered.square().sum(dims)) / count
-        self._track(mean.detach(), variance.detach(), float(count))
+        rows_of_all = count if is_tracing() else float(count)
+        self._track(mean.detach(), variance.detach(), rows_of_all)
         scale = (variance + self.eps).rsqrt()
         if self.weight is not None:
             scale = scale * self.weight
@@ -78,10 +90,11 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         copied.__dict__.update(copy.deepcopy(self._torchs_state(), memo))
         copied.__class__ = SyncBatchNorm
         copied._axis, copied._sums = self._axis, {}
+        copied._key, copied._anchor = new_key(), new_anchor()
         return copied  # type: ignore[no-any-return]
 
     def _torchs_state(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_axis", "_sums")}
+        return {k: v for k, v in self.__dict__.items() if k not in _OWN}
 
     def _total(self, x: Tensor) -> Tensor:
         """The sum over the workers, on each of them."""
@@ -93,19 +106,39 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return total
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _track(self, mean: Tensor, variance: Tensor, count: Any) -> None:
         if not (self.training and self.track_running_stats):
             return
         assert self.running_mean is not None
         assert self.running_var is not None
-        factor = 0.0 if self.momentum is None else self.momentum
+        factor: Any = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
-                factor = 1 / float(self.num_batches_tracked)
+                batches = self.num_batches_tracked
+                factor = 1 / (batches.double() if is_tracing() else float(batches))
         unbiased = variance * (count / (count - 1))
         for running, value in (self.running_mean, mean), (self.running_var, unbiased):
-            running.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
+            value = value.to(running.dtype)
+            if isinstance(factor, Tensor):  # in graphs, which do not know its value
+                running.mul_(1 - factor).add_(value * factor)
+            else:
+                running.mul_(1 - factor).add_(value, alpha=factor)
+
+
+_OWN = "_axis", "_sums", "_key", "_anchor", "_real_calls"
+"""Attributes that torch's module has not."""
+
+
+def _enough(count: Tensor) -> Sequence[Tensor]:
+    """Nothing.
+
+    Raises:
+        ValueError: there is one value for each channel.
+    """
+    if count <= 1:
+        raise ValueError("Expected more than 1 value per channel when training")
+    return ()
 
 
 def as_torchs(module: Any) -> None:
@@ -113,7 +146,8 @@ def as_torchs(module: Any) -> None:
     kind: Any = type(module)
     if kind is SyncBatchNorm:
         module.__class__ = torch.nn.SyncBatchNorm
-        del module._axis, module._sums
+        for name in _OWN:
+            module.__dict__.pop(name, None)
 
 
 def _torchs(state: dict[str, Any]) -> torch.nn.SyncBatchNorm:
@@ -136,6 +170,18 @@ def sync_batch_norm(net: Any, axis: Axis) -> Any:
 
     Raises:
         ArgumentError: it is no module, or the axis is none.
+
+    Example:
+        The mean is that of all four rows, of which each worker has two:
+
+        >>> x = torch.tensor([[0.0], [2.0], [4.0], [6.0]])
+        >>> def program(backend):
+        ...     net = torch.nn.BatchNorm1d(1, momentum=1.0)
+        ...     strategies.sync_batch_norm(net, strategies.Mesh(dp=2)["dp"])
+        ...     net(x.chunk(2)[backend.worker])
+        ...     return net.running_mean.tolist()
+        >>> linop.launch(program, workers=2)
+        [[3.0], [3.0]]
     """
     expect("sync_batch_norm: net", net, torch.nn.Module)
     expect("sync_batch_norm: axis", axis, Axis)
@@ -149,6 +195,7 @@ def sync_batch_norm(net: Any, axis: Axis) -> Any:
                 )
             module.__class__ = SyncBatchNorm
             module._axis, module._sums = axis, {}
+            module._key, module._anchor = new_key(), new_anchor()
             module.__dict__.setdefault("process_group", None)
     return net
 

@@ -6,11 +6,13 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.real_calls import broken
 from linop.errors import ArgumentError, expect
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.layers.parameters.marks import mark
@@ -18,7 +20,7 @@ from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
 from linop.strategies.data.batch_norm import is_torchs, sync_batch_norm
-from linop.strategies.data.batches import iterated
+from linop.strategies.data.batches import END, iterated, next_batch
 from linop.strategies.data.bucket import MEBIBYTE, Flat
 from linop.strategies.data.mean_losses import Hint, mean_checked, reduction_checked
 from linop.strategies.data.operators import replication, summation
@@ -31,11 +33,17 @@ from linop.strategies.data.replicas import (
     described,
     module_checked,
     summed_already,
+    to_write,
 )
-from linop.strategies.data.sharded.unit import only_shapes
+from linop.strategies.data.shapes_only import only_shapes
+from linop.strategies.data.uneven import CHECK, FORWARD, SHARE, SUM, TOTAL, UnevenSteps, number_of
 from linop.strategies.mesh import Axis
 
 _NAME = "DataParallel"
+_NO_GRAPH = (
+    "linop: DataParallel sends buffers or parameters before its forward, outside of graphs: "
+    "compile what is inside, DataParallel(torch.compile(net))"
+)
 _PREFIX = "module."
 """Of the names of the module's parameters in the wrapper."""
 
@@ -81,6 +89,18 @@ class DataParallel(torch.nn.Module):
     Raises:
         ArgumentError: the module is none, or is parallel already; an argument is invalid.
             BackendError: modules or arguments differ between workers. On every worker.
+
+    Example:
+        Each worker computes with two of four rows, and has the gradient of all: here the sum of the
+        rows, since the loss is the sum of the outputs.
+
+        >>> x = torch.arange(8.0).view(4, 2)
+        >>> def program(backend):
+        ...     net = strategies.DataParallel(torch.nn.Linear(2, 1))
+        ...     net(x.chunk(2)[backend.worker]).sum().backward()
+        ...     return net.module.weight.grad.tolist()
+        >>> linop.launch(program, workers=2)
+        [[[12.0, 16.0]], [[12.0, 16.0]]]
     """
 
     _linop_wrapped = "module"
@@ -155,6 +175,8 @@ class DataParallel(torch.nn.Module):
         self._reducer = Reducer(
             parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE, server is not None
         )
+        self._uneven = UnevenSteps(self.backend)
+        self._reducer.beginning = partial(self._uneven.meet, SUM)
         self._broadcasts = server, broadcast_buffers
         self._mark(parameters.values())
         self._frozen = [(n, p) for n, p in self._own(module).items() if n not in parameters]
@@ -220,6 +242,13 @@ class DataParallel(torch.nn.Module):
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
+        sends = self._of_buffers is not None or self._server is not None or self._check_every
+        sends = sends or self._uneven.open
+        if torch.compiler.is_dynamo_compiling() and self.workers > 1 and sends:
+            return broken(_NO_GRAPH, self._called, arguments, options)
+        return self._called(arguments, options)
+
+    def _called(self, arguments: Any, options: Any) -> Any:
         self._reducer.check_idle()
         # Other tensors than Parameters are those of a pipeline.
         if not self._checked or any(
@@ -264,23 +293,28 @@ class DataParallel(torch.nn.Module):
         """Bring parameters and buffers to the state that a forward needs. Collective."""
         if only_shapes():
             return  # as a pipeline's stage finds shapes, each replica at calls of its own
-        if self.training and self._reducer.enabled and torch.is_grad_enabled():
+        trains = self.training and self._reducer.enabled
+        due = self._check_every and self._check_every <= self._reducer.reductions - self._last_check
+        spread = self._server if self._spread < self._reducer.reductions else None
+        if trains or due or spread is not None:
+            self._uneven.meet(FORWARD)
+        if trains and torch.is_grad_enabled():
             self._reducer.forwards += 1
         buffers = []
-        if self._of_buffers is not None and self.training and self._reducer.enabled:
-            buffers = _to_write(self.module)
+        if self._of_buffers is not None and trains:
+            buffers = to_write(self.module)
         mine = _dtypes(self._trained), _dtypes(buffers) if buffers else self._dtypes[1]
         if mine != self._dtypes:  # double(), or the like, was called
             agree(self.backend, _NAME, lambda: (None, [*map(str, mine)]))
             self._reducer.rebuild()
             self._make_broadcasts()
-        since = self._reducer.reductions - self._last_check
-        if self._check_every and since >= self._check_every:
+        if due:
             self._last_check = self._reducer.reductions
-            self.check()
-        if self._server is not None and self._spread < self._reducer.reductions:
+            self._check_parameters()
+            self._check_equal()
+        if spread is not None:
             self._spread = self._reducer.reductions
-            self._server(self._trained)
+            spread(self._trained)
         if self._of_buffers is not None and buffers:
             self._of_buffers(buffers)
 
@@ -291,27 +325,42 @@ class DataParallel(torch.nn.Module):
 
         Raises:
             ArgumentError: the net has experts that are cut over workers (`ExpertParallel`).
+            LinopError: the batches of a worker end in an error; on every worker.
         """
         self._check_all_are_called("joined")
-        own, end = iterated(batches, self.backend, "DataParallel.joined"), object()
-        agreement = agreement_of(self.backend)
-        while True:
-            batch = next(own, end)
-            if not agreement.sum(batch is not end, "iterate linop.strategies.DataParallel.joined"):
-                return
-            yield None if batch is end else batch
+        own = iterated(batches, self.backend, "DataParallel.joined")
+        try:
+            while (given := next_batch(own, self.backend, "DataParallel.joined"))[1]:
+                batch, there = given
+                self._uneven.begin(there, batch is not END)
+                yield None if batch is END else batch
+        finally:
+            self._uneven.begin(0, False)
 
     def without_batch(self) -> None:
-        """Take part in the forward and the backward of the other workers, with no term of the loss.
-        Collective.
+        """Take part in the calls of workers that have a batch, with no term of the loss: of this
+        net, of `share`, and in the sum of gradients with which a backward ends. Collective.
+
+        In a step of `joined` in any order; elsewhere once for a forward and a backward of the
+        others, which ask for shares before: ``share(0)`` here.
 
         Raises:
             ArgumentError: the net has experts that are cut over workers (`ExpertParallel`).
+            BackendError: the others do something else; on every worker.
         """
         self._check_all_are_called("without_batch")
         self._reducer.check_idle()
-        self._before_forward()
-        if self._reducer.enabled:
+        if not (self._uneven.open and self._reducer.enabled):
+            self._before_forward()
+            if self._reducer.enabled:
+                self._reducer.reduce()
+            return
+        with self._uneven.following() as calls:
+            for call in calls:
+                if call == SHARE:
+                    self._share(0)
+                else:
+                    self._before_forward()
             self._reducer.reduce()
 
     def _check_all_are_called(self, name: str) -> None:
@@ -357,25 +406,31 @@ class DataParallel(torch.nn.Module):
             rows: the number that this worker's mean was divided by: of rows, of targets that are
                 not ignored, or a sum of weights of classes.
 
+        A worker without a batch, of `joined`, gives 0, or leaves the call to `without_batch`.
+
         Raises:
             ArgumentError: a worker gives no number from 0, or all give 0; or gradients are
                 divided already, by reduction="mean"; on every worker.
         """
+        if self._uneven.without and self._reducer.enabled and number_of(rows) == 0:
+            return 0.0  # its part in the sum is `without_batch`'s
+        return self._share(rows)
+
+    def _share(self, rows: Any) -> float:
+        self._uneven.meet(SHARE, always=True)
         if self._options["reduction"] == "mean":
             raise ArgumentError(
                 "DataParallel.share: gradients that are sums over the workers expected, and "
                 "reduction='mean' divides them: leave the share out, or construct with "
                 "reduction='sum'"
             )
-        agreement, doing = agreement_of(self.backend), "call linop.strategies.DataParallel.share"
-        try:
-            number = math.nan if isinstance(rows, bool | str) else float(rows)
-        except Exception:  # of whatever the user gives
-            number = math.nan
+        number, said = number_of(rows), repr(rows)
         given = number if 0 <= number < math.inf else math.nan
-        total = float(self.total(torch.tensor(given, dtype=torch.float64)))
+        if self._uneven.without and number:
+            given, said = math.nan, f"{said} without a batch"
+        total = float(self._total(torch.tensor(given, dtype=torch.float64)))
         if not total > 0:
-            every = agreement.gather_objects(repr(rows), doing)
+            every = agreement_of(self.backend).gather_objects(said, SHARE)
             raise ArgumentError(
                 f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
                 f"{', '.join(every)}"
@@ -385,6 +440,10 @@ class DataParallel(torch.nn.Module):
     def total(self, value: Tensor) -> Tensor:
         """Sum over the workers, such as of losses, without gradient. Collective."""
         expect("DataParallel.total: value", value, torch.Tensor)
+        self._uneven.meet(TOTAL)
+        return self._total(value)
+
+    def _total(self, value: Tensor) -> Tensor:
         key = value.dtype, value.numel()
         if key not in self._totals:
             E = replication(value.numel(), value.dtype, Partition((self.workers,)))
@@ -400,7 +459,11 @@ class DataParallel(torch.nn.Module):
         Raises:
             BackendError: they are not; on every worker. ArgumentError: it has others.
         """
+        self._uneven.meet(CHECK)
         self._check_parameters()
+        self._check_equal()
+
+    def _check_equal(self) -> None:
         check_equal(self._own(self.module), self.backend, _NAME)
 
     def _check_parameters(self) -> None:
@@ -430,24 +493,6 @@ def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> N
     del wrapper, unused
     for key in [key for key in state if key.startswith(prefix)]:
         state[f"{prefix}{_PREFIX}{key.removeprefix(prefix)}"] = state.pop(key)
-
-
-def _to_write(module: Any) -> list[Tensor]:
-    """Buffers, of which running statistics are written to as norms do it: unseen by autograd, which
-    keeps them in forward, and does not read them in the backward of training."""
-    statistics = {id(x) for one in module.modules() for x in _running_statistics(one)}
-    return [x.data if id(x) in statistics else x for x in module.buffers()]
-
-
-def _running_statistics(one: Any) -> Iterator[Tensor]:
-    """Buffers of a norm; of a module that torch exported, those that its graph gives to a norm."""
-    if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
-        yield from one.buffers(recurse=False)
-    graph = getattr(one, "graph", None)
-    for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
-        if node.op == "call_function" and "batch_norm" in str(node.target):
-            names = [each.target for each in node.all_input_nodes if each.op == "get_attr"]
-            yield from (one._buffers[name] for name in names if name in one._buffers)
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:

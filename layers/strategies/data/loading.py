@@ -50,6 +50,12 @@ class Parts(Sampler[list[int]]):
 
     Raises:
         ArgumentError: `batch_size` is below 1, or `data` has no length.
+
+    Example:
+        >>> def program(backend):
+        ...     return [*strategies.Parts(range(10), strategies.Mesh(dp=2)["dp"], batch_size=5)]
+        >>> linop.launch(program, workers=2)
+        [[[0, 1, 2], [5, 6, 7]], [[3, 4], [8, 9]]]
     """
 
     def __init__(
@@ -123,6 +129,16 @@ def loader(
         ArgumentError: an argument is invalid; or parts may be empty, and batches are not of tensors
             with rows in their first dimension (in tuples, lists, dicts or named tuples). Where they
             may be, the first row is read for that.
+
+    Example:
+        The last batch has one row: the second worker's part of it is empty.
+
+        >>> data = torch.utils.data.TensorDataset(torch.arange(5))
+        >>> def program(backend):
+        ...     batches = strategies.loader(data, strategies.Mesh(dp=2)["dp"], batch_size=4)
+        ...     return [rows.tolist() for (rows,) in batches]
+        >>> linop.launch(program, workers=2)
+        [[[0, 1], [4]], [[2, 3], []]]
     """
     for name in ("sampler", "batch_sampler"):
         if name in options:

@@ -10,7 +10,7 @@ the sums are rounded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -28,6 +28,8 @@ PLACES = 4
 _BITS = 7
 SUMMED = 2 * PLACES * _BITS
 """Elements of a summed digest."""
+_PLAIN = int, float, str, tuple
+"""Kinds of an optimizer's settings that are compared."""
 Facts = dict[str, Any]
 """Compared facts, in words, with their values on this worker."""
 
@@ -37,11 +39,17 @@ class Steps:
 
     Args:
         early: reason why there is none inside of a backward; empty if there may be some.
+        begins: called when a step begins.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], early: str = "") -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        early: str = "",
+        begins: Callable[[], object] = lambda: None,
+    ) -> None:
         self._taken: list[str] = []
-        self._early = early
+        self._early, self._begins = early, begins
         for p in parameters:
             mark(p, steps=self)
         _watch_optimizers()
@@ -54,6 +62,7 @@ class Steps:
         """
         if self._early and torch._C._current_graph_task_id() != -1:
             raise ArgumentError(self._early)
+        self._begins()
         self._taken.append(settings)
 
     def told(self, since: str) -> Facts:
@@ -82,11 +91,7 @@ def _stepped(optimizer: Any, *arguments: Any) -> None:
 def _settings(optimizer: Any) -> str:
     """The class of an optimizer, and the numbers and words in its groups."""
     groups = [
-        ", ".join(
-            f"{name}={value}"
-            for name, value in group.items()
-            if isinstance(value, int | float | str | tuple)
-        )
+        ", ".join(f"{name}={value}" for name, value in group.items() if isinstance(value, _PLAIN))
         for group in optimizer.param_groups
     ]
     return f"{type(optimizer).__name__}({'; '.join(groups)})"

@@ -7,6 +7,7 @@ gradients of it are there. Buckets start in one order on all workers.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,18 @@ _EARLY = (
     "accumulation, takes this worker's gradients: they are summed over the workers when backward "
     "ends; step then, or take fully_shard, whose gradients are sums in such hooks"
 )
+
+
+_UNSUMMED = (
+    "DataParallel: an optimizer's step with gradients of no_sync() that have not been summed over "
+    "the workers: each takes those of its own rows, and parameters differ between workers from now "
+    "on. Leave no_sync() for the last micro-batch before a step, or call "
+    "net.reduce_gradients() before it"
+)
+
+
+class UnsummedGradientsWarning(UserWarning):
+    """Gradients that no sum over the workers has are stepped with."""
 
 
 class _Bucket:
@@ -82,6 +95,17 @@ def _after_accumulation(p: Tensor, hook: Callable[[Any], None]) -> Any:
         return p.register_post_accumulate_grad_hook(hook)
 
 
+def _told_of_steps(reducer: Reducer) -> Callable[[], object]:
+    """A function for `Steps`, which parameters hold, and so not the reducer."""
+    known = weakref.WeakMethod(reducer.step_begins)
+
+    def begins() -> None:
+        if (method := known()) is not None:
+            method()
+
+    return begins
+
+
 class ReducerOf(weakref.ref["Reducer"]):
     """A parameter's reducer, while that is there."""
 
@@ -110,6 +134,7 @@ class Reducer:
 
     Attributes:
         forwards: of training, since the last sum.
+        beginning: called before the first message of a sum.
         failing: called when a sum fails.
     """
 
@@ -123,12 +148,17 @@ class Reducer:
     ) -> None:
         self.enabled = True
         self.reductions = self.forwards = 0
+        self.beginning: Callable[[], object] = lambda: None
         self.failing: Callable[[BaseException], object] = lambda error: None
         self._served = served
         self._seen: list[int] | None = None
         """Versions of the parameters at the last sum."""
         self._facts: Facts = {}
+        """Of the last sum, and `_said` is their digest."""
+        self._said: list[float] = []
         self._sum_of_digests: list[float] = []
+        self._warned = False
+        """A step of gradients that are not summed was warned of."""
         self._local: set[int] = set()
         """Parameters whose ``grad`` is this worker's alone."""
         self._before: dict[int, Tensor] = {}
@@ -152,7 +182,10 @@ class Reducer:
         self._local = {moved[k] for k in self._local}
         self._before = {moved[k]: grad for k, grad in self._before.items()}
         self._seen = None
-        self._steps = Steps(self._parameters, _EARLY if (self._backend.workers or 1) > 1 else "")
+        if (self._backend.workers or 1) > 1:
+            self._steps = Steps(self._parameters, _EARLY, _told_of_steps(self))
+        else:
+            self._steps = Steps(self._parameters)
         for handle in self._added_handles:
             handle.remove()
         self._added_handles = [
@@ -201,6 +234,15 @@ class Reducer:
         """True if ``grad`` of some parameters is this worker's alone."""
         return any(self._parameters[k].grad is not None for k in self._local)
 
+    def step_begins(self) -> None:
+        """Before a step of an optimizer: warn once, on the first worker, if gradients of
+        ``no_sync()`` have not been summed. It is no error, as torch's DistributedDataParallel has
+        none: steps of each worker alone, as of local SGD, are like that."""
+        if not self._warned and self.unsummed:
+            self._warned = True
+            if not self._backend.worker:
+                warnings.warn(_UNSUMMED, UnsummedGradientsWarning, stacklevel=6)
+
     def aside(self, p: Tensor) -> Tensor | None:
         """The gradient of a parameter that was summed earlier, and is not in ``grad``."""
         return self._before.get(self._number(p))
@@ -236,6 +278,7 @@ class Reducer:
             if not self.enabled:
                 return
             if self._begun is None:
+                self.beginning()
                 self._begun = 0
                 for bucket in self._buckets:
                     bucket.left = len(bucket.members)
@@ -278,8 +321,10 @@ class Reducer:
 
     def reduce(self) -> None:
         """Sum what has not been summed yet. Collective."""
-        begun, self._begun = self._begun or 0, None
+        starts, begun, self._begun = self._begun is None, self._begun or 0, None
         try:
+            if starts:
+                self.beginning()
             for k, p in enumerate(self._parameters):
                 self._find(k, p)
             for number, bucket in enumerate(self._buckets):
@@ -324,16 +369,18 @@ class Reducer:
             for name, p in zip(self._names, self._parameters, strict=True)
             if not p.requires_grad
         ]
-        self._facts = {
+        facts: Facts = {
             "forwards of training since gradients were summed last": self.forwards,
             "parameters without requires_grad": frozen,
         }
         if not self._served:  # the server's updates are copied to the others' parameters
             changed = self._seen not in (None, versions)
-            self._facts |= self._steps.told("gradients were summed last")
-            self._facts["parameters changed since gradients were summed last"] = changed
+            facts |= self._steps.told("gradients were summed last")
+            facts["parameters changed since gradients were summed last"] = changed
         self._seen, self.forwards = versions, 0
-        return summed_digest(self._facts)
+        if facts != self._facts:
+            self._facts, self._said = facts, summed_digest(facts)
+        return self._said
 
     def _find(self, k: int, p: Tensor) -> None:
         """Put a gradient that was summed earlier aside, if no backward has; count one that was set

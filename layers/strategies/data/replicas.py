@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -112,6 +112,24 @@ def _plain(tensor: Tensor) -> Tensor:
     """A tensor's memory, of a dtype that operators have."""
     own: Tensor = plain(tensor)
     return own.view(torch.uint8) if own.dtype is torch.bool else own
+
+
+def to_write(module: Any) -> list[Tensor]:
+    """Buffers, of which running statistics are written to as norms do it: unseen by autograd, which
+    keeps them in forward, and does not read them in the backward of training."""
+    statistics = {id(x) for one in module.modules() for x in _running_statistics(one)}
+    return [x.data if id(x) in statistics else x for x in module.buffers()]
+
+
+def _running_statistics(one: Any) -> Iterator[Tensor]:
+    """Buffers of a norm; of a module that torch exported, those that its graph gives to a norm."""
+    if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
+        yield from one.buffers(recurse=False)
+    graph = getattr(one, "graph", None)
+    for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
+        if node.op == "call_function" and "batch_norm" in str(node.target):
+            names = [each.target for each in node.all_input_nodes if each.op == "get_attr"]
+            yield from (one._buffers[name] for name in names if name in one._buffers)
 
 
 def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> None:

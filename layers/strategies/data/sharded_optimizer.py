@@ -12,6 +12,7 @@ from torch import Tensor
 from linop.backends import use
 from linop.errors import ArgumentError, expect
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
+from linop.layers.state.state_tensors import keyed_parameters
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.replicas import SERVER, agree, described, summed_already
@@ -46,6 +47,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Raises:
         ArgumentError: the module has no parameters with gradients, its parameters are sharded, or a
             server has them. BackendError: modules differ between workers. On every worker.
+
+    Example:
+        Every worker has the parameters, and updates one row of two; the weight was zero.
+
+        >>> x, sgd = torch.arange(8.0).view(4, 2), lambda parts: torch.optim.SGD(parts, lr=1.0)
+        >>> def program(backend):
+        ...     dp = strategies.Mesh(dp=2)["dp"]
+        ...     net = strategies.DataParallel(torch.nn.Linear(2, 2, bias=False), dp)
+        ...     torch.nn.init.zeros_(net.module.weight)
+        ...     optimizer = strategies.ShardedOptimizer(net, dp, sgd)
+        ...     net(x.chunk(2)[backend.worker]).sum().backward()
+        ...     optimizer.step()
+        ...     return tuple(optimizer.parts.weight.shape), net.module.weight.tolist()
+        >>> linop.launch(program, workers=2)[0]
+        ((1, 2), [[-12.0, -16.0], [-12.0, -16.0]])
     """
 
     def __init__(self, module: Any, axis: Axis, optimizer: Callable[[list[Tensor]], Any]) -> None:
@@ -63,7 +79,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     f"parameters {sorted(apart)[:4]} are cut over the axis, and have no copies to "
                     f"shard: use fully_shard, or any optimizer of torch"
                 )
-            found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+            found = {name: p for name, p in self._named().items() if p.requires_grad}
             known = {getattr(p, "_linop_strategy", "") for p in found.values()}
             if not found or known & {"shard", SERVER}:
                 raise ArgumentError(
@@ -113,7 +129,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         def checked() -> tuple[dict[str, Tensor], Any]:
             given = param_group["params"]
             given = [given] if isinstance(given, Tensor) else [*given]
-            names = {p: name for name, p in self.module.named_parameters()}
+            names = {p: name for name, p in self._named().items()}
             for p in given:
                 name = names.get(p)
                 if name is None or not p.requires_grad or name in self.parts._parameters:
@@ -129,12 +145,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group({**param_group, "params": shards})
         self.whole.param_groups[0]["params"] += found.values()
 
+    def _named(self) -> dict[str, Tensor]:
+        """Parameters of the module by their keys in the state of the single-process model, each
+        once: without the prefixes of wrappers inside of it, as of experts."""
+        keys: dict[Tensor, str] = {}
+        for key, p in keyed_parameters(self.module).items():
+            keys.setdefault(p, key)
+        return {key: p for p, key in keys.items()}
+
     def _shards_of(self, found: Mapping[str, Tensor]) -> list[Any]:
         """This worker's blocks of parameters, which are updated from now on. Collective."""
         self._reducers |= {*filter(None, map(reducer_of, found.values()))}
         shards: dict[str, Any] = {}
         for unit, parameters in units_of("ShardedOptimizer", found, {}, self._axis):
-            self._parts.append((unit, parameters))
+            # A slice of the first dimension alone; of a scalar, which is not cut, all.
+            cuts = [member.space.slices(self._axis.index)[:1] or ... for member in unit.members]
+            self._parts.append((unit, parameters, cuts))
             pairs = zip(unit.members, parameters, strict=True)
             unit.have_shards([torch.nn.Parameter(rows(m, p, self._axis)) for m, p in pairs])
             shards |= unit._parameters
@@ -167,19 +193,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             ArgumentError: gradients have not been summed over the workers.
         """
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         if any(reducer.unsummed for reducer in self._reducers):
             raise ArgumentError(
                 "ShardedOptimizer: gradients of no_sync() have not been summed over the workers; "
                 "call reduce_gradients() of the DataParallel module before step()"
             )
-        for unit, parameters in self._parts:
-            for member, shard, p in zip(unit.members, unit.shards, parameters, strict=True):
-                shard.grad = None if p.grad is None else rows(member, p.grad, self._axis)
+        with torch.no_grad():
+            for unit, parameters, rows_here in self._parts:
+                for shard, p, here in zip(unit.shards, parameters, rows_here, strict=True):
+                    shard.grad = None if p.grad is None else p.grad[here]
         self.optimizer.step()
         with torch.no_grad():
-            for unit, parameters in self._parts:
+            for unit, parameters, _ in self._parts:
                 torch._foreach_copy_(parameters, unit.values())
         return loss
 

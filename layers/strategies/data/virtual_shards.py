@@ -47,6 +47,23 @@ class VirtualShards:
     Raises:
         ArgumentError: `shards` is no power of two, or the number of workers does not divide it; or
             there are more than two workers, and their sums are no tree.
+
+    Example:
+        Two workers, of two shards each, have the bits of one process that computes all four:
+
+        >>> import copy
+        >>> net, x = torch.nn.Linear(3, 1), torch.randn(8, 3)
+        >>> def term(model, rows):
+        ...     return model(rows).square().sum()
+        >>> def program(backend):
+        ...     dp = strategies.Mesh(dp=2)["dp"]
+        ...     mine = strategies.DataParallel(copy.deepcopy(net), dp)
+        ...     strategies.VirtualShards(dp, shards=4).step(mine, term, x)
+        ...     return mine.module.weight.grad
+        >>> found = linop.launch(program, workers=2)
+        >>> loss = strategies.VirtualShards(shards=4).step(net, term, x)
+        >>> [torch.equal(grad, net.weight.grad) for grad in found]
+        [True, True]
     """
 
     def __init__(self, axis: Axis | None = None, shards: int = 8) -> None:
@@ -103,6 +120,9 @@ class VirtualShards:
         wide = self.axis is not None and self.axis.size > 1
         whole = self._gradients_apart(model) if wide else nullcontext()
         parts = self.parts(*batch)
+        for p in model.parameters():
+            if p.requires_grad:
+                p.grad = None  # of shards, to which the end of `whole` adds
         gradients, losses = _Tree(), _Tree()
         with whole:
             parameters = [p for p in model.parameters() if p.requires_grad]

@@ -4,9 +4,11 @@ be pickled, copied, or called by one worker."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, expect
 from linop.layers.layer import Layer
@@ -14,6 +16,7 @@ from linop.layers.parameters.partial_states import refuses_shards
 from linop.strategies.data.batch_norm import as_torchs
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.sharded.precision import Inputs
+from linop.strategies.interrupted import drop_ends
 
 
 class _Gone:
@@ -28,11 +31,22 @@ def full_module(module: Any) -> Any:
     buffers: ``torch.save(full_module(net), path)`` writes what torch alone reads. Collective.
 
     Args:
-        module: under `fully_shard`, in it or in its submodules, or `DataParallel`, or both.
+        module: under `fully_shard`, in it or in its submodules, or `DataParallel`, or both; in the
+            copy `ContextParallel` is left out, too.
 
     Raises:
         ArgumentError: it is no module; or it has tensor-parallel modules, or layers of
             linop.layers: there `full_state_dict` gives the state of the sequential model.
+
+    Example:
+        >>> import copy
+        >>> net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+        >>> def program(backend):
+        ...     mine = strategies.fully_shard(copy.deepcopy(net), strategies.Mesh(dp=2)["dp"])
+        ...     whole = strategies.full_module(mine)  # a plain torch.nn.Linear
+        ...     return type(whole.weight) is torch.nn.Parameter, torch.equal(whole(x), net(x))
+        >>> linop.launch(program, workers=2)
+        [(True, True), (True, True)]
     """
     net = expect("full_module: module", module, torch.nn.Module)
     while isinstance(net, DataParallel):
@@ -45,13 +59,22 @@ def full_module(module: Any) -> Any:
             f"full_module: a {parallel[0]} inside of it is of all workers together; make a "
             f"sequential model, and load linop.strategies.full_state_dict(module)"
         )
-    gone, memo = _Gone(), dict[int, Any]()
+    return without_units(net, lambda unit: [one.detach().clone() for one in unit.values()], {})
+
+
+def without_units(net: Any, values: Callable[[Any], Sequence[Tensor]], memo: dict[int, Any]) -> Any:
+    """A copy of a module, of which nothing is sharded, and nothing is left of `fully_shard`.
+
+    Args:
+        values: of a unit: its whole parameters.
+        memo: copies of other objects, by the originals' `id`.
+    """
+    gone = _Gone()
     for one in net.modules():
         for unit in getattr(one, "_linop_units", ()):
             memo[id(unit)] = gone
-            for shard, whole in zip(unit.shards, unit.values(), strict=True):
-                found = whole.detach().clone()
-                memo[id(shard)] = torch.nn.Parameter(found, requires_grad=shard.requires_grad)
+            for shard, whole in zip(unit.shards, values(unit), strict=True):
+                memo[id(shard)] = torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
     copied = copy.deepcopy(net, memo)
     for one in copied.modules():
         as_torchs(one)
@@ -60,6 +83,7 @@ def full_module(module: Any) -> Any:
         for hooks in every:  # by the same numbers torch keeps how some are to be called
             for key in ours & hooks.keys():
                 del hooks[key]
+        drop_ends(one, _is_ours)
         if one.__dict__.pop("_linop_units", None) is not None:
             one.__dict__.pop("no_sync", None)
     return copied
@@ -68,4 +92,5 @@ def full_module(module: Any) -> Any:
 def _is_ours(hook: Any) -> bool:
     inner = getattr(hook, "hook", hook)
     ours = isinstance(inner, Inputs) or refuses_shards(inner)
-    return ours or isinstance(getattr(inner, "__self__", None), _Gone)
+    owner = getattr(inner, "__self__", None)
+    return ours or isinstance(owner, _Gone) or getattr(owner, "hooks_are_ours", False)

@@ -46,6 +46,26 @@ class ExpertParallel:
 
     Raises:
         ArgumentError: the factor is no number from 0.
+
+    Example:
+        Two experts, which multiply by 1 and by 10. Each worker has one of them, and one token,
+        which goes to the other worker's:
+
+        >>> class Experts(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.scale = torch.nn.Parameter(torch.tensor([[[1.0]], [[10.0]]]))
+        ...
+        ...     def forward(self, x, indices, gates):
+        ...         return x * (self.scale[indices, 0, 0] * gates).sum(-1, keepdim=True)
+        >>> def program(backend):
+        ...     ep = strategies.ExpertParallel(strategies.Mesh(ep=2)["ep"])
+        ...     net = ep.parallelize(torch.nn.Sequential(Experts()))
+        ...     token, gate = torch.full((1, 3), 1.0 + backend.worker), torch.ones(1, 1)
+        ...     other = torch.tensor([[1 - backend.worker]])  # the expert of the other worker
+        ...     return net[0](token, other, gate).tolist()
+        >>> linop.launch(program, workers=2)
+        [[[10.0, 10.0, 10.0]], [[2.0, 2.0, 2.0]]]
     """
 
     def __init__(
@@ -62,8 +82,9 @@ class ExpertParallel:
 
         Args:
             net: the same on all workers, with modules whose parameters are stacked, of shape
-                (experts, …), and that are called with hidden states, and indices and gates of each
-                token: those of Mixtral, Qwen3-MoE, OLMoE and others in transformers.
+                (experts, …), some of them matrices of each expert, and that are called with hidden
+                states, and indices and gates of each token: those of Mixtral, Qwen3-MoE, OLMoE and
+                others in transformers.
             names: of these modules, or patterns, such as ``"model.layers.*.mlp.experts"``; by
                 default all such modules.
 

@@ -37,6 +37,7 @@ class ParallelExperts(Layer):
     """
 
     floating = False
+    checks_values = True
     sums_over_axis = True
     """Gradients are sums over the tokens of all workers of the axis; `DataParallel` over it leaves
     these parameters alone."""
@@ -87,19 +88,20 @@ class ParallelExperts(Layer):
         (tokens, k), features = indices.global_shape, X.global_shape[-1]
         capacity = slots_of_expert(self.capacity_factor, k, tokens, self.num_experts)
         sizes = k, self.num_experts, capacity
-        exchange = Exchange(self, self.axis.partition, features, X.dtype, *sizes)
+        exchange = Exchange(self, self.axis.partition, features, X.dtype, *sizes, self._compute)
 
         def experts(x: Tensor, indices: Tensor, gates: Tensor) -> Tensor:
-            y = exchange(x.reshape(-1, features), indices, gates, self._compute)
+            own = self._parameters.values()
+            y, _ = exchange(x.reshape(-1, features), indices, gates, *own)  # type: ignore[arg-type]
             return y.view(x.shape)
 
         return experts
 
-    def _compute(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def _compute(self, rows: Tensor, counts: list[int], *parameters: Any) -> Tensor:
         if not len(rows):
-            return tied(torch.zeros_like(rows), rows, *self._parameters.values())
+            return tied(torch.zeros_like(rows), rows, *parameters)
         inner = self.__dict__["inner"]
-        inner._parameters.update(self._parameters)  # fully_shard may have put others there
+        inner._parameters.update(zip(self._parameters, parameters, strict=True))
         own = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(rows.device)
         try:
             y: Tensor = inner(rows, own.unsqueeze(1), rows.new_ones(len(rows), 1))

@@ -18,11 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linop.backends import launch
-from linop.backends.autograd.dtypes import summed_dtype
+from linop.backends.autograd.dtypes import summed_dtype, torch_dtype
 from linop.errors import ArgumentError, expect
 from linop.spaces.partition import balanced
 from linop.spaces.region import integer
+from linop.strategies.data.whole_module import without_units
 from linop.strategies.memory.chain import Offloadable
+from linop.strategies.memory.elsewhere import Away, inside, moved, parameters_away
 from linop.strategies.mesh import Mesh
 from linop.strategies.tensor.parallelize import parallelize_module
 
@@ -37,13 +39,22 @@ class Memory:
         parameters: blocks that the worker keeps, those without gradient included.
         buffers: of the module.
         gradients: in ``grad`` after backward.
-        optimizer: its state.
+        optimizer: its state; of "zero1" also the blocks of parameters that its steps update.
         whole: whole parameters at once, beside the blocks, of sharded modules.
         messages: flat tensors that gradients are put into before their sums, and the sums that
             ``grad`` does not share memory with.
         activations: tensors that autograd keeps for backward; None if no inputs were given.
-        host: of these, what `offload` has moved to host memory when forward ends; the others alone
-            are in `activations`.
+        host: what `offload` has in host memory: saved tensors when forward ends, and, of parameters
+            that are there, also their gradients and the optimizer's state. The others alone are in
+            the kinds above; `whole` has the parameters that are brought in.
+
+    Example:
+        A weight of 16 numbers of 4 bytes, its gradient, and the message that sums it:
+
+        >>> net = torch.nn.Linear(4, 4, bias=False)
+        >>> memory = strategies.estimate(net, "dp", workers=2)[0]
+        >>> memory.parameters, memory.gradients, memory.messages, memory.total
+        (64, 64, 64, 192)
     """
 
     parameters: int
@@ -74,7 +85,7 @@ def estimate(
 ) -> tuple[Memory, ...]:
     """Memory of each worker that trains a module by a strategy. Nothing is sent, and no memory is
     taken but for sizes; the module may be on the meta device. Chains and lists in it of
-    `linop.strategies.checkpoint` and of `offload` (of activations) keep what they keep.
+    `linop.strategies.checkpoint` and of `offload` keep what they keep.
 
     Args:
         net: the sequential module; for "pp" a torch.nn.Sequential of the stages.
@@ -96,7 +107,20 @@ def estimate(
 
     Raises:
         ArgumentError: there is no such strategy, or no such submodule; `workers` is below 1, or is
-            not the number of stages; of "tp" there is no plan. Errors of `parallelize_module`.
+            not the number of stages; of "tp" there is no plan; parameters are sharded, or data
+            parallel, already; those that `offload` has moved are to be sharded. Errors of
+            `parallelize_module`.
+
+    Example:
+        Bytes of a weight of 16 numbers, its gradient and Adam's two moments, which ZeRO 3 shards;
+        four more are Adam's count of steps, which each worker has:
+
+        >>> net = torch.nn.Linear(4, 4, bias=False)
+        >>> for strategy in ("dp", "zero3"):
+        ...     one, other = strategies.estimate(net, strategy, 2, torch.optim.Adam)
+        ...     print(strategy, one.parameters, one.gradients, one.optimizer)
+        dp 64 64 132
+        zero3 32 32 68
     """
     expect("estimate: net", net, torch.nn.Module)
     if strategy not in STRATEGIES:
@@ -110,11 +134,20 @@ def estimate(
             f"estimate: strategy {strategy!r} with plan={plan!r}; a plan of parallelize_module "
             f"expected for 'tp', and none for others"
         )
-    bare = _on_meta(net)
+    away = parameters_away(net, strategy)
+    bare = without_units(net, _sizes_alone, _memo(net)) if away else _on_meta(net)
     if strategy == "tp":
-        return _tensor_parallel(bare, plan, workers, optimizer, inputs)
+        return _tensor_parallel(bare, plan, workers, optimizer, inputs, away)
     if strategy == "pp":
-        return _stages(bare, workers, optimizer, inputs)
+        return _stages(bare, workers, optimizer, inputs, away)
+    if away:
+        found = _memory(bare, [], strategy, workers, 0, optimizer, None, None)
+        parts = [None if inputs is None else _part(inputs, workers, k) for k in range(workers)]
+        kept = [_activations(bare, part) for part in parts]
+        return tuple(
+            moved(replace(found, activations=here, host=host), bare, away, optimizer, _state)
+            for here, host in kept
+        )
     groups = _groups(bare, units)
     return tuple(
         _memory(bare, groups, strategy, workers, k, optimizer, inputs, param_dtype)
@@ -168,7 +201,7 @@ def _memory(
 
 
 def _tensor_parallel(
-    net: Any, plan: Any, workers: int, optimizer: Any, inputs: Any
+    net: Any, plan: Any, workers: int, optimizer: Any, inputs: Any, away: Away
 ) -> tuple[Memory, ...]:
     """Memory of tensor-parallel workers: threads make the module parallel without memory, and its
     forward is that of torch's tracers, which knows shapes alone."""
@@ -177,7 +210,7 @@ def _tensor_parallel(
         axis = Mesh(backend, tp=-1)["tp"]
         mine = parallelize_module(_on_meta(net), axis, plan)
         trained = [p for p in mine.parameters() if p.requires_grad]
-        made = Memory(
+        plain = Memory(
             parameters=sum(map(_bytes, mine.parameters())),
             buffers=sum(map(_bytes, mine.buffers())),
             gradients=sum(map(_bytes, trained)),
@@ -185,50 +218,61 @@ def _tensor_parallel(
             whole=0,
             messages=0,
         )
+        made: Memory = moved(plain, mine, away, optimizer, _state)
         if inputs is None:
             return made
         with FakeTensorMode(allow_non_fake_inputs=True):
             given = tree_map_only(Tensor, _fake, tuple(inputs))
             _make_fake(mine)
             activations, host = _activations(mine, given)
-        return replace(made, activations=activations, host=host)
+        return replace(made, activations=activations, host=made.host + host)
 
     return tuple(launch(program, workers, "threads"))
 
 
-def _stages(net: Any, workers: int, optimizer: Any, inputs: Any) -> tuple[Memory, ...]:
+def _stages(net: Any, workers: int, optimizer: Any, inputs: Any, away: Away) -> tuple[Memory, ...]:
     stages = [*net]
     if len(stages) != workers:
         raise ArgumentError(f"estimate: {workers} workers, and {len(stages)} stages in the module")
     found, given = [], None if inputs is None else tuple(tree_map_only(Tensor, _meta, inputs))
-    for stage in stages:
+    for (name, _), stage in zip(net.named_children(), stages, strict=True):
         trained = [p for p in stage.parameters() if p.requires_grad]
         kept, host = _activations(stage, given)
         if given is not None:
             given = (stage(*given).detach().requires_grad_(),)
-        found.append(
-            Memory(
-                parameters=sum(map(_bytes, stage.parameters())),
-                buffers=sum(map(_bytes, stage.buffers())),
-                gradients=sum(map(_bytes, trained)),
-                optimizer=_state(trained, optimizer),
-                whole=0,
-                messages=0 if given is None else sum(map(_bytes, given)),
-                activations=kept,
-                host=host,
-            )
+        plain = Memory(
+            parameters=sum(map(_bytes, stage.parameters())),
+            buffers=sum(map(_bytes, stage.buffers())),
+            gradients=sum(map(_bytes, trained)),
+            optimizer=_state(trained, optimizer),
+            whole=0,
+            messages=0 if given is None else sum(map(_bytes, given)),
+            activations=kept,
+            host=host,
         )
+        found.append(moved(plain, stage, inside(away, name), optimizer, _state))
     return tuple(found)
 
 
 def _on_meta(net: Any) -> Any:
+    return copy.deepcopy(net, _memo(net))
+
+
+def _sizes_alone(unit: Any) -> list[Tensor]:
+    """Whole parameters of a unit, without values."""
+    spaces = unit.spaces.values()
+    return [torch.empty(X.global_shape, dtype=torch_dtype(X.dtype), device="meta") for X in spaces]
+
+
+def _memo(net: Any) -> dict[int, Any]:
+    """Tensors without values in place of a module's, by their `id`."""
     memo: dict[int, Any] = {}
     for tensor in (*net.parameters(), *net.buffers()):
         made: Any = tensor.detach().to("meta")
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = made
-    return copy.deepcopy(net, memo)
+    return memo
 
 
 def _groups(net: Any, units: Sequence[str] | None) -> list[list[Tensor]]:

@@ -42,6 +42,16 @@ class Reversible(torch.nn.Module):
         BackendError: from backward, an output was changed in place, f or g computes something else
             than before, or with other parameters (`torch.func.functional_call`), or gradients of
             gradients are asked for.
+
+    Example:
+        >>> block = strategies.Reversible(torch.nn.Linear(2, 2), torch.nn.Tanh())
+        >>> x1, x2 = torch.ones(1, 2), torch.zeros(1, 2)
+        >>> y1, y2 = block((x1, x2))
+        >>> torch.equal(y2, x2 + torch.tanh(y1))
+        True
+        >>> found = block.inverse((y1, y2))
+        >>> [torch.allclose(x, again, atol=1e-6) for x, again in zip((x1, x2), found)]
+        [True, True]
     """
 
     def __init__(self, f: Any, g: Any) -> None:

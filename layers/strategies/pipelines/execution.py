@@ -21,7 +21,8 @@ Pair = tuple[int, int]
 class Resolved(NamedTuple):
     """An action; -1 for numbers that it has not."""
 
-    kind: Kind
+    run: Callable[[Step, int, int, int], None]
+    """Of its kind."""
     stage: int
     micro_batch: int
     number: int
@@ -83,7 +84,8 @@ class Step:
         leaves: of each micro-batch, the tensors that go along each edge.
         receives: lanes, and the micro-batches that come through each, in order.
         inputs: the tensors of each micro-batch, for the first stage's worker.
-        loss: function of micro-batch and output, for the last stage's worker; None to evaluate.
+        loss: function of micro-batch and output, for the last stage's worker; None on others, and
+            to evaluate.
         update: applies the gradients of a stage.
     """
 
@@ -104,25 +106,10 @@ class Step:
 
     def run(self, row: Sequence[Resolved]) -> None:
         """Execute the actions of this worker."""
-        stages = self.stages
-        kinds: dict[Kind, Callable[[int, int, int], None]] = {
-            Kind.FORWARD: self._run_forward if self.loss else self._evaluate,
-            Kind.BACKWARD: self._run_backward,
-            Kind.BACKWARD_INPUT: self._run_backward_input,
-            Kind.BACKWARD_WEIGHT: lambda s, m, _: stages[s].backward_weight(m),
-            Kind.SEND_F: self._send_forward,
-            Kind.RECV_F: self._receive_forward,
-            Kind.SEND_B: self._send_back,
-            Kind.RECV_B: self._receive_back,
-            Kind.UPDATE: lambda s, m, _: self.update(stages[s]),
-            Kind.UNSHARD: lambda s, m, _: stages[s].unshard(),
-            Kind.RESHARD: lambda s, m, _: stages[s].reshard(),
-            Kind.REDUCE_GRAD: lambda s, m, _: stages[s].reduce(),
-        }
         for lane, order in self.receives:
             lane.open(order)
-        for kind, stage, m, number in row:
-            kinds[kind](stage, m, number)
+        for run, stage, m, number in row:
+            run(self, stage, m, number)
 
     # Computation: of a stage, a micro-batch, and a version of the parameters
 
@@ -136,7 +123,7 @@ class Step:
         inputs, loss = self._inputs(s, m), self.loss
         if self.graph.sources[s]:
             for x in inputs:
-                if has_gradient(x):
+                if x.is_floating_point() or x.is_complex():
                     x.requires_grad_()
         if self.graph.sinks[s]:
             self._spread(s, m, self.stages[s].forward(m, inputs, version))
@@ -181,6 +168,26 @@ class Step:
         for a in self.graph.sources[s]:
             self._back[a, s, m] = [next(back) for _ in self.leaves[m][a, s]]
 
+    def _run_backward_weight(self, s: int, m: int, number: int) -> None:
+        del number
+        self.stages[s].backward_weight(m)
+
+    def _update(self, s: int, m: int, number: int) -> None:
+        del m, number
+        self.update(self.stages[s])
+
+    def _unshard(self, s: int, m: int, number: int) -> None:
+        del m, number
+        self.stages[s].unshard()
+
+    def _reshard(self, s: int, m: int, number: int) -> None:
+        del m, number
+        self.stages[s].reshard()
+
+    def _reduce(self, s: int, m: int, number: int) -> None:
+        del m, number
+        self.stages[s].reduce()
+
     # Messages: of a stage, a micro-batch, and the stage at the other end
 
     def _send_forward(self, s: int, m: int, other: int) -> None:
@@ -203,22 +210,38 @@ class Step:
         ]
 
 
-def has_gradient(x: Tensor) -> bool:
-    """False for whole numbers and booleans."""
-    return bool(x.is_floating_point() or x.is_complex())
+_RUN: Mapping[Kind, Callable[[Step, int, int, int], None]] = {
+    Kind.FORWARD: Step._run_forward,
+    Kind.BACKWARD: Step._run_backward,
+    Kind.BACKWARD_INPUT: Step._run_backward_input,
+    Kind.BACKWARD_WEIGHT: Step._run_backward_weight,
+    Kind.SEND_F: Step._send_forward,
+    Kind.RECV_F: Step._receive_forward,
+    Kind.SEND_B: Step._send_back,
+    Kind.RECV_B: Step._receive_back,
+    Kind.UPDATE: Step._update,
+    Kind.UNSHARD: Step._unshard,
+    Kind.RESHARD: Step._reshard,
+    Kind.REDUCE_GRAD: Step._reduce,
+}
 
 
-def resolved(row: Sequence[Action]) -> list[Resolved]:
-    """A worker's actions, as `Step` runs them."""
+def resolved(row: Sequence[Action], trains: bool = True) -> list[Resolved]:
+    """A worker's actions, as `Step` runs them.
+
+    Args:
+        trains: False: forwards are evaluations.
+    """
     found = []
     for action in row:
-        m, number = action.micro_batch, action.other
+        m, number, run = action.micro_batch, action.other, _RUN[action.kind]
         if action.kind == Kind.FORWARD:
             number = action.version
+            run = run if trains else Step._evaluate
         none = -1
         found.append(
             Resolved(
-                action.kind,
+                run,
                 action.stage,
                 none if m is None else m,
                 none if number is None else number,

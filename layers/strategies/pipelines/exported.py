@@ -15,6 +15,7 @@ import torch
 from torch.nn import Module
 
 from linop.errors import ArgumentError
+from linop.strategies.pipelines.exported_calls import check_buffers, merged
 from linop.strategies.pipelines.stages.stateless import called
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def stages_of(cut: Any, model: Module) -> Stages:
 
     Raises:
         ArgumentError: a stage is empty or used out of order, or one after the first takes no
-            tensor; or stages have a parameter in common.
+            tensor; or stages write to a buffer that they have in common.
     """
     calls = [node for node in cut.split_gm.graph.nodes if node.op == "call_module"]
     if [call.target for call in calls] != [f"submod_pp_{s}" for s in range(cut.num_stages)]:
@@ -53,7 +54,12 @@ def stages_of(cut: Any, model: Module) -> Stages:
             "split: a stage would be empty, or used out of order; cut the module elsewhere"
         )
     graphs: list[GraphModule] = [cut.get_stage_module(s) for s in range(cut.num_stages)]
-    _share_parameters(graphs, dict(model.named_parameters(remove_duplicate=False)))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for graph in graphs:
+        merged(graph, {*own, *buffers})
+    _share_parameters(graphs, own)
+    check_buffers(graphs, buffers)
     ports = _ports(cut.split_gm.graph.nodes, calls)
     read = [node for call in calls[1:] for node in call.args] + _results(cut.split_gm)
     given = _placeholders(cut.split_gm)
@@ -63,7 +69,8 @@ def stages_of(cut: Any, model: Module) -> Stages:
         for stage, call in zip(graphs, calls, strict=True)
         if call is not calls[0]
     ]
-    results = [ports[node] for node in _results(cut.split_gm)]
+    # None and numbers, which the model returns beside tensors, are of no stage.
+    results: list[Any] = [ports.get(one, one) for one in _results(cut.split_gm)]
     if results != [(len(graphs) - 1, k) for k in range(len(_results(graphs[-1])))]:
         _pass_results(graphs[-1], len(graphs) - 1, results, taken[-1])
     stages = Stages(graphs)
@@ -185,9 +192,8 @@ def _keys(module: Module) -> set[str]:
 
 def _share_parameters(stages: Sequence[GraphModule], own: dict[str, Any]) -> None:
     """Give the stages the model's parameters: torch copies those that it has under two names, and
-    leaves them in stages that do not use them."""
-    users: dict[str, int] = {}
-    for s, stage in enumerate(stages):
+    leaves them in stages that do not use them. Stages that compute with the same one share it."""
+    for stage in stages:
         kinds = "call_module", "get_attr"
         used = tuple(f"{node.target}." for node in stage.graph.nodes if node.op in kinds)
         for key in [key for key, _ in stage.named_parameters(remove_duplicate=False)]:
@@ -196,11 +202,6 @@ def _share_parameters(stages: Sequence[GraphModule], own: dict[str, Any]) -> Non
             if not f"{key}.".startswith(used):
                 delattr(owner, name)
                 continue
-            if users.setdefault(key, s) != s:
-                raise ArgumentError(
-                    f"split: stages {users[key]} and {s} use the parameter {key!r}; cut elsewhere, "
-                    f"or use two, which are tied by Pipeline(tied=...)"
-                )
             setattr(owner, name, own[key])
 
 
@@ -237,15 +238,22 @@ def _take_inputs(
 
 
 def _pass_results(
-    last: GraphModule, number: int, results: Sequence[Port], taken: dict[Port, Node]
+    last: GraphModule, number: int, results: Sequence[Any], taken: dict[Port, Node]
 ) -> None:
-    """Let the last stage return all results of the model, those of earlier stages too."""
+    """Let the last stage return all results of the model: ports, those of earlier stages too, and
+    what else there is."""
     own = _results(last)
     for port in results:
-        if port[0] != number and port not in taken:
+        if isinstance(port, tuple) and port[0] != number and port not in taken:
             with last.graph.inserting_before():
                 taken[port] = last.graph.placeholder(f"passed_{port[0]}_{port[1]}")
-    _return(last, [own[k] if s == number else taken[s, k] for s, k in results])
+
+    def result(port: Any) -> Any:
+        if not isinstance(port, tuple):
+            return port
+        return own[port[1]] if port[0] == number else taken[port]
+
+    _return(last, [result(port) for port in results])
 
 
 def _placeholders(module: GraphModule) -> list[Node]:

@@ -16,10 +16,12 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
 from linop.backends.engine.arrays.arguments import held
 from linop.backends.engine.worker_plan import WorkerPlan
+from linop.operators.algebra import direct_sum
 from linop.operators.collectives import repartition
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
+from linop.spaces.scalars import Array
 from linop.spaces.tensor import TensorSpace
 
 
@@ -82,17 +84,23 @@ class Lane:
             [Port(backend, region, dtype) for region in held(space, backend.worker)]
             for space in (first.domain, first.codomain)
         )
-        self._place: dict[int, int] = {}
+        self._plan: dict[int, BoundPlan] = {}
         self._order: Sequence[int] = ()
+        self._last: Sequence[int] = ()
+        """Micro-batches that come last, after which no slot is used again in a step."""
         self._posts = True
 
     def warm_up(self) -> None:
         """Call every plan once, which binds it. Collective over the workers of the edge."""
         if self._into or self._out_of:
             for plan in self._plans:
-                plan(self._into[0].array(self._into[0].zeros()) if self._into else None)
+                plan(self._zeros() if self._into else None)
         # A call is 10 µs less than `start` and `finish`.
         self._posts = not all(plan.receives_early for plan in self._plans)
+
+    def _zeros(self) -> Any:
+        """An argument of the plans."""
+        return self._into[0].array(self._into[0].zeros())
 
     def open(self, order: Sequence[int]) -> None:
         """Begin a step.
@@ -102,39 +110,54 @@ class Lane:
         """
         if order is not self._order:
             self._order = order
-            self._place = {m: k for k, m in enumerate(order)}
+            self._plan = {m: self._plans[k % len(self._plans)] for k, m in enumerate(order)}
+            self._last = order[-len(self._plans) :]
         if self._out_of and self._posts:
             for plan, _ in zip(self._plans, order, strict=False):
                 plan.start()
 
     def send(self, micro_batch: int, tensor: Tensor) -> None:
         """Send this worker's block of a micro-batch's tensor. It may wait for a slot."""
-        if self._number:
-            tensor = tensor.reshape(1)
-        if self._seen is not None:
-            tensor = tensor.view(carrier(self._seen))
-        self._plan(micro_batch)(self._into[0].array(tensor))
+        self._run(micro_batch, self._into[0].array(self._sent(tensor)))
 
     def receive(self, micro_batch: int) -> Tensor:
         """This worker's block of a micro-batch's tensor, in memory of its own; wait for it."""
-        plan = self._plan(micro_batch)
-        tensor: Tensor = self._out_of[0].tensor(
-            plan.finish() if self._posts else plan.in_any_order()
-        )
-        if self._posts and self._place[micro_batch] + len(self._plans) < len(self._order):
-            plan.start()
+        return self._made(self._next(micro_batch))
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """A tensor as it travels."""
+        if self._number:
+            tensor = tensor.reshape(1)
+        return tensor if self._seen is None else tensor.view(carrier(self._seen))
+
+    def _made(self, array: Array) -> Tensor:
+        """The tensor that has come as an array."""
+        tensor: Tensor = self._out_of[0].tensor(array)
         if self._number:
             tensor = tensor.reshape(())
         return tensor if self._seen is None else tensor.view(self._seen)
+
+    def _run(self, micro_batch: int, argument: Any) -> None:
+        """Call the plan of a micro-batch that is sent. In any order, as receives are: a message
+        that one side numbers, and the other does not, is looked for twice."""
+        plan = self._plan[micro_batch]
+        plan(argument) if self._posts else plan.in_any_order(argument)
+
+    def _next(self, micro_batch: int) -> Any:
+        """The result of the plan of a micro-batch that is received."""
+        plan = self._plan[micro_batch]
+        if not self._posts:
+            return plan.in_any_order()
+        result = plan.finish()
+        if micro_batch not in self._last:
+            plan.start()
+        return result
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
         for plan in self._plans:
             if self._into or self._out_of:
                 plan.fail(error)
-
-    def _plan(self, micro_batch: int) -> BoundPlan:
-        return self._plans[self._place[micro_batch] % len(self._plans)]
 
 
 class BackLane(Lane):
@@ -145,47 +168,43 @@ class BackLane(Lane):
     zeros, and all receivers get a gradient, or none does.
 
     Args:
-        flags: as many plans as there are of gradients, from the workers of one stage to those of
-            the other.
+        plans: of the direct sum of a gradient and a number, from the workers of one stage to those
+            of the other.
     """
 
-    def __init__(
-        self, plans: Sequence[BoundPlan], dtype: Any, flags: Sequence[BoundPlan], number: bool
-    ) -> None:
+    def __init__(self, plans: Sequence[BoundPlan], dtype: Any, number: bool) -> None:
         super().__init__(plans, dtype, number)
-        self._flags = Lane(flags, torch.float64)
+        self._names = [port.name for port in self._into or self._out_of]
+        self._counts = [
+            self._into[1].array(torch.full_like(self._into[1].zeros(), n))
+            for n in (0, 1)
+            if self._into
+        ]
 
-    def warm_up(self) -> None:
-        super().warm_up()
-        self._flags.warm_up()
-
-    def open(self, order: Sequence[int]) -> None:
-        super().open(order)
-        self._flags.open(order)
+    def _zeros(self) -> Any:
+        return {port.name: port.array(port.zeros()) for port in self._into}
 
     def send(self, micro_batch: int, tensor: Tensor | None) -> None:
         """Send this worker's block of a micro-batch's gradient, or None. It may wait for a slot."""
-        flag = torch.full((1,), float(tensor is not None), dtype=torch.float64)
-        self._flags.send(micro_batch, flag)
-        super().send(micro_batch, self._into[0].zeros() if tensor is None else tensor)
+        one = self._into[0].zeros() if tensor is None else self._sent(tensor)
+        gradient, count = self._into[0].array(one), self._counts[tensor is not None]
+        name, counted = self._names
+        self._run(micro_batch, {name: gradient, counted: count})
 
     def receive(  # type: ignore[override]  # None: no gradient
         self, micro_batch: int
     ) -> Tensor | None:
         """This worker's block of a micro-batch's gradient, or None; wait for it."""
-        there = self._flags.receive(micro_batch).item()
-        tensor = super().receive(micro_batch)
+        name, counted = self._names
+        received = self._next(micro_batch)
+        there, tensor = received[counted].item(), self._made(received[name])
         return tensor if there else None
 
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        self._flags.fail(error)
 
-
-def _counting(sender: Partition, receiver: Partition) -> LinearOperator:
+def _counting(sender: Partition, receiver: Partition, dtype: Any) -> LinearOperator:
     """Sum of a number of each sender, which all receivers get."""
-    everywhere = TensorSpace((1,), receiver, axes=[REPLICATED] * receiver.ndim)
-    each = TensorSpace((1,), sender, axes=[COPIES] * sender.ndim)
+    everywhere = TensorSpace((1,), receiver, dtype, [REPLICATED] * receiver.ndim, "count")
+    each = TensorSpace((1,), sender, dtype, [COPIES] * sender.ndim, "count")
     return repartition(everywhere, each).H
 
 
@@ -202,16 +221,14 @@ class Edge:
     """
 
     def __init__(self, backend: Backend, X: Moved, grid: Partition, slots: tuple[int, int]) -> None:
-        op = X.space, X.on(grid).space
-        count = max(slots) if X.has_gradient else slots[0]
-        plans = [backend.compile(repartition(*op)) for _ in range(count)]
-        self.forward = Lane(plans[: slots[0]], X.dtype, X.number)
+        op = repartition(X.space, X.on(grid).space)
+        plans = [backend.compile(op) for _ in range(slots[0])]
+        self.forward = Lane(plans, X.dtype, X.number)
         self.back: BackLane | None = None
         if X.has_gradient and slots[1]:
-            counting = _counting(grid, X.space.partition)
-            flags = [backend.compile(counting) for _ in range(slots[1])]
-            back = [plan.H for plan in plans[: slots[1]]]
-            self.back = BackLane(back, X.dtype, flags, X.number)
+            both = direct_sum(op.H, _counting(grid, X.space.partition, X.space.dtype))
+            back = [backend.compile(both) for _ in range(slots[1])]
+            self.back = BackLane(back, X.dtype, X.number)
         for lane in self.lanes:
             lane.warm_up()
 

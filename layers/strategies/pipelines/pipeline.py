@@ -25,7 +25,7 @@ from linop.strategies.pipelines.batches import (
     target_of,
     targets_cut,
 )
-from linop.strategies.pipelines.binding import Call, Traced, Tracer, Tracing
+from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.construction import (
     Plan,
     check_updates_last,
@@ -35,14 +35,16 @@ from linop.strategies.pipelines.construction import (
     planned,
 )
 from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
+from linop.strategies.pipelines.forms import Layout, Leaf
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.means import Losses
 from linop.strategies.pipelines.model.gradient_norm import GradientNorm
 from linop.strategies.pipelines.model.stage_states import own
 from linop.strategies.pipelines.model.stored import Stored
-from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared
+from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared, in_several
 from linop.strategies.pipelines.model.updates import Updates
 from linop.strategies.pipelines.side_by_side import SideBySide
+from linop.strategies.pipelines.splitting import keys_of_several
 from linop.strategies.pipelines.stages.stage import Stage
 from linop.strategies.pipelines.stages.stage_backends import (
     axes_across,
@@ -67,9 +69,11 @@ class _Batch(NamedTuple):
     sizes: Sequence[int]
     dims: Sequence[int | None]
     """Of the input's tensors: those of the batch; None for one that is not cut."""
-    traced: Sequence[Traced]
-    """By micro-batch."""
     edges: Sequence[Mapping[Pair, Sequence[Edge]]]
+    """By micro-batch, as leaves are."""
+    leaves: Sequence[Mapping[Pair, Sequence[Leaf]]]
+    layouts: Mapping[int, Mapping[int, Layout]]
+    """By stage of this worker, and micro-batch."""
     receives: Sequence[tuple[Lane, Sequence[int]]]
     row: Sequence[Resolved]
     """This worker's actions."""
@@ -145,6 +149,23 @@ class Pipeline(Stored):
         ArgumentError, BackendError: stages, edges, workers and schedule do not fit together, or
             differ between workers; `optimizer` raises on one; an error of `linop.schedules.check`.
             On every worker.
+
+    Example:
+        Worker 0 has the first layer, and worker 1 the second; the gradients are one process's:
+
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)).double()
+        >>> x, target = torch.ones(4, 2).double(), torch.zeros(4, 1).double()
+        >>> squares = torch.nn.MSELoss(reduction="sum")
+        >>> table = linop.schedules.one_forward_one_backward(stages=2, micro_batches=2)
+        >>> def program(backend):
+        ...     pipe = strategies.Pipeline(strategies.split(net, ["1"]), table, squares)
+        ...     pipe.step(x, target)
+        ...     return [p.grad.clone() for p in pipe.parameters()]
+        >>> found = [grad for grads in linop.launch(program, workers=2) for grad in grads]
+        >>> net.zero_grad(), squares(net(x), target).backward()
+        (None, None)
+        >>> [torch.allclose(p.grad, grad) for p, grad in zip(net.parameters(), found)]
+        [True, True, True, True]
     """
 
     def __init__(
@@ -204,9 +225,11 @@ class Pipeline(Stored):
         self.stages: dict[int, Any] = {}
         self.optimizer: Any = None
         make = partial(self._make, stages, optimizer, recompute)
-        _, seeds = self._together(make, "make stages and optimizer of")
+        _, said = self._together(make, "make stages and optimizer of")
         for stage in self._stages.values():
-            stage.random.seed = seeds[0]
+            stage.random.seed = said[0][0]
+        # Parameters of modules that are called in several stages have one key in all of them.
+        tied = [*tied, *in_several(tied, [keys for _, keys in said])]
         axes = map(axes_across, self.stages.values())
         self._across = SideBySide(self._agreement, self._plan.digest, axes)
         self._loss, self._ties = loss, tied
@@ -274,8 +297,9 @@ class Pipeline(Stored):
 
     def _make(
         self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
-    ) -> tuple[None, int]:
-        """Make this worker's stages and its optimizer; torch's seed."""
+    ) -> tuple[None, tuple[int, list[str]]]:
+        """Make this worker's stages and its optimizer; torch's seed, and keys of parameters that
+        other stages have, too."""
         try:
             return self._made(stages, optimizer, recompute)
         except BaseException as error:
@@ -284,7 +308,7 @@ class Pipeline(Stored):
 
     def _made(
         self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
-    ) -> tuple[None, int]:
+    ) -> tuple[None, tuple[int, list[str]]]:
         plan = self._plan
         self.stages = {s: made(s, stages[s], plan.grid(s), self._parts[s]) for s in plan.mine}
         self._own = own(self.backend, self.stages, self._parts)
@@ -302,7 +326,8 @@ class Pipeline(Stored):
         }
         if optimizer is not None:
             self.optimizer = optimizer_checked(optimizer(self._parameters()))
-        return None, initial_seed()
+        common = [key for s in plan.mine for key in keys_of_several(self.stages[s])]
+        return None, (initial_seed(), common)
 
     def _counting(self, stage: int) -> Callable[[bool], int]:
         doing = f"count the workers of stage {stage} that have a gradient"
@@ -413,8 +438,10 @@ class Pipeline(Stored):
         known = self._batches.get(total)
         doing = "a step" if trains else "an evaluation"
         if known is not None:
-            with self._across.agreed(doing, lambda: known.sizes):
-                return known
+            if self._across.any:
+                with self._across.agreed(doing, lambda: known.sizes):
+                    pass
+            return known
         everybodys = self._agreement.gather_objects(mine, "call linop.strategies.Pipeline")
         with self._across.agreed(doing, lambda: tracer.sizes):
             tracer = Tracer(everybodys, self._tracing, self._stages)
@@ -423,8 +450,10 @@ class Pipeline(Stored):
             traced = tracer.traced()
         edges = [one.edges for one in traced]
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        row = resolved(plan.row_of(table))
-        batch = _Batch(tracer.sizes, tracer.dims, traced, edges, receives(table, edges), row)
+        leaves = [one.leaves for one in traced]
+        layouts = {s: {m: one.layouts[s] for m, one in enumerate(traced)} for s in self._stages}
+        lanes, row = receives(table, edges), resolved(plan.row_of(table), trains)
+        batch = _Batch(tracer.sizes, tracer.dims, edges, leaves, layouts, lanes, row)
         return self._batches.keep(total, batch)
 
     def _run(self, batch: _Batch, given: Given, targets: Sequence[Any] | None = None) -> Step:
@@ -436,7 +465,7 @@ class Pipeline(Stored):
                 self._losses.begin(batch.sizes, targets)
             for s, stage in self._stages.items():
                 stage.random.begin()
-                stage.layouts = {m: one.layouts[s] for m, one in enumerate(batch.traced)}
+                stage.layouts = batch.layouts[s]
                 if trains:
                     stage.begin()
             if trains:
@@ -447,10 +476,10 @@ class Pipeline(Stored):
                 self._plan.graph,
                 self._stages,
                 batch.edges,
-                [one.leaves for one in batch.traced],
+                batch.leaves,
                 batch.receives,
                 inputs,
-                (self._losses or _no_loss) if trains else None,
+                self._losses if trains else None,
                 self._updates.update,
             )
             with torch.set_grad_enabled(trains):
@@ -465,7 +494,3 @@ class Pipeline(Stored):
                     collective.fail(error)
             raise
         return step
-
-
-def _no_loss(m: int, result: Any) -> Tensor:
-    raise AssertionError(f"a loss of micro-batch {m} on a worker without the last stage")

@@ -35,7 +35,8 @@ class SideBySide:
         self._axes = _joined(axes)
         mine = bool(self._axes), any(same for _, same in self._axes)
         said = agreement.gather_objects(mine, "construct linop.strategies.Pipeline")
-        self._any = any(across for across, _ in said)
+        self.any = any(across for across, _ in said)
+        """True if some stage is parallel across pipelines; else there is nothing to agree on."""
         self.traces_alone = not any(same for _, same in said)
         """True if the shapes of a stage's outputs are found without the others."""
         self._known = Cache[bool](_CACHE_SIZE)
@@ -74,7 +75,7 @@ class SideBySide:
         except Exception as error:
             _tell(self._axes, error)
             raise
-        if not self._any:
+        if not self.any:
             return
         words = ""
         for axis, same in self._axes:

@@ -17,10 +17,13 @@ from torch.utils._pytree import tree_leaves
 from linop.errors import ArgumentError
 from linop.layers.state.state_tensors import unwrapped
 from linop.strategies.pipelines.exported import Stages, graph_of, in_both_modes, stages_of
+from linop.strategies.pipelines.exported_calls import CALL, called_often, calls_marked, shared
 from linop.strategies.pipelines.exported_state import complete
 
 _MARK = "_linop_piece"
 """Attribute of modules that `split` cut off."""
+_SHARED = "_linop_shared"
+"""Of a stage: keys of its parameters that other stages have, too."""
 _BOUND = "_linop_bound"
 """Of a first stage: dimensions whose lengths in an example are numbers in the graphs, and its
 shapes."""
@@ -46,7 +49,9 @@ def split(model: Module, names: Sequence[str], example: Any = None, **inputs: An
     Args:
         model: in a Sequential, submodules that are Sequentials may be cut too.
         names: paths of the submodules that the stages after the first begin with, as ``"3"`` or
-            ``"encoder.2"``, in the order of the model.
+            ``"encoder.2"``, in the order of the model; of one that the model calls several times,
+            as the one layer of ALBERT, with the number of the call, from 0: ``"layer@2"``. Stages
+            that call the same module share its parameters, whose gradients `Pipeline` adds.
         example: for modules that are no Sequentials the input of a micro-batch: one, several by
             position in a tuple, or several by name in a dict. All are tensors, or None; what is
             left out keeps its default.
@@ -55,11 +60,25 @@ def split(model: Module, names: Sequence[str], example: Any = None, **inputs: An
     Raises:
         ArgumentError: `model` is no Sequential, and there is no example, or torch cannot export it;
             a name is not that of a submodule (of a Sequential), is the first one, or comes out of
-            order; a stage would be empty or run twice, or one after the first takes no tensor; an
-            input is no tensor.
+            order; a stage would be empty or run twice, or one after the first takes no tensor;
+            several write to one buffer; an input is no tensor; `model` is of torch.compile.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> first, last = strategies.split(net, ["2"])
+        >>> len(first), list(last.state_dict())  # keys of the whole model
+        (2, ['2.weight', '2.bias'])
+        >>> torch.equal(last(first(torch.ones(1, 2))), net(torch.ones(1, 2)))
+        True
     """
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"split: a list of names expected, given {names!r}")
+    if hasattr(model, "_orig_mod") and hasattr(model, "dynamo_ctx"):
+        raise ArgumentError(
+            "split: a module that torch.compile has made, whose submodules cannot be told from "
+            "one another: split the module itself, and compile its stages, [torch.compile(stage) "
+            "for stage in split(model, …)]"
+        )
     if isinstance(model, torch.nn.Sequential):
         stages: list[Module] = _split_sequential(model, names)
     elif example is None and not inputs:
@@ -70,10 +89,11 @@ def split(model: Module, names: Sequence[str], example: Any = None, **inputs: An
     else:
         stages = _split_exported(model, names, _example(example, inputs))
     keys = tuple(model.state_dict())
-    for stage in stages:
-        setattr(stage, _MARK, keys)
-        # Copies of a graph's module keep this, and no other attributes.
-        getattr(stage, "meta", {})[_MARK] = keys
+    for stage, common in zip(stages, shared(stages), strict=True):
+        for mark, value in ((_MARK, keys), (_SHARED, common)):
+            setattr(stage, mark, value)
+            # Copies of a graph's module keep this, and no other attributes.
+            getattr(stage, "meta", {})[mark] = value
     return stages
 
 
@@ -83,6 +103,14 @@ def keys_of_whole(module: Module) -> Sequence[str] | None:
     inner = unwrapped(module)
     found = getattr(inner, "meta", {}).get(_MARK)
     return getattr(inner, _MARK, found)
+
+
+def keys_of_several(module: Module) -> Sequence[str]:
+    """Keys of a stage's parameters that `split` has given to other stages, too: those of a module
+    that the model calls in several of them."""
+    inner = unwrapped(module)
+    found: Sequence[str] = getattr(inner, _SHARED, getattr(inner, "meta", {}).get(_SHARED, ()))
+    return found
 
 
 def check_shapes(module: Module, shapes: Sequence[Sequence[int]]) -> None:
@@ -142,7 +170,7 @@ def _example(example: Any, inputs: Mapping[str, Any]) -> _Example:
 def _split_exported(model: Module, names: Sequence[str], example: _Example) -> Stages:
     known = [name for name, _ in model.named_modules() if name]
     for name in names:
-        if name not in known:
+        if CALL.sub("", name) not in known:
             raise ArgumentError(
                 f"split: there is no submodule {name!r} to cut at; there are {', '.join(known)}"
             )
@@ -175,8 +203,8 @@ def _exported(
 def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
     from torch.distributed.pipelining import SplitPoint, pipeline
 
-    begins = dict.fromkeys(names, SplitPoint.BEGINNING)
     others = [] if model.training else [*_longer(model, example)]  # torch changes the model
+    begins = dict.fromkeys(calls_marked(model, names), SplitPoint.BEGINNING)
     try:
         cut = pipeline(model, *example, split_spec=begins)
     except Exception as error:
@@ -184,6 +212,7 @@ def _stages(model: Module, names: Sequence[str], example: _Example) -> Stages:
     if cut.num_stages != len(names) + 1:
         raise ArgumentError(
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
+            f"{called_often(cut.split_gm, names)}"
         )
     bound = [dim for dim, other, wanted in others if not _computes(cut, other, wanted)]
     stages = stages_of(cut, model)

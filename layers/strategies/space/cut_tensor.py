@@ -22,6 +22,17 @@ class CutTensor(torch.Tensor):
         grid: the workers.
         is_copy: True for the result of a function that gives a view in torch, where blocks had to
             be moved; it cannot be changed in place.
+
+    Example:
+        Functions of torch go on with it. Its shape is that of the whole image, its block one half:
+
+        >>> image = torch.arange(16.0).view(1, 1, 4, 4)
+        >>> def program(backend):
+        ...     net = strategies.spatial(torch.nn.ReLU(), strategies.Mesh(x=2)["x"], dims=[2])
+        ...     y = 2 * net(image)
+        ...     return tuple(y.shape), tuple(y.block.shape), torch.equal(y.whole(), 2 * image)
+        >>> linop.launch(program, workers=2)
+        [((1, 1, 4, 4), (1, 1, 2, 4), True), ((1, 1, 4, 4), (1, 1, 2, 4), True)]
     """
 
     block: Tensor

@@ -50,6 +50,18 @@ def spatial(
     Raises:
         ArgumentError: `net` is no module, `axes` are no axes of a mesh, or `dims` are not as many
             dimensions. BackendError: workers have different modules. On every worker.
+
+    Example:
+        A convolution of an image whose rows are on two workers, which exchange those at the seam:
+
+        >>> net, image = torch.nn.Conv2d(1, 1, 3, padding=1), torch.arange(16.0).view(1, 1, 4, 4)
+        >>> wanted = net(image)
+        >>> def program(backend):
+        ...     mine = strategies.spatial(net, strategies.Mesh(x=2)["x"], dims=[2])
+        ...     y = mine(image)
+        ...     return tuple(y.block.shape), torch.allclose(y.whole(), wanted, atol=1e-5)
+        >>> linop.launch(program, workers=2)
+        [((1, 1, 2, 4), True), ((1, 1, 2, 4), True)]
     """
     axis = expect("spatial: axes", axes, Axis)
     extents = axis.extents or (axis.size,)
@@ -106,6 +118,17 @@ class Spatial(torch.nn.Module):
         BackendError: from a call, workers pass different arguments, or are in different modes; on
             every worker. PartitionError: a function cannot be computed of a cut tensor; it names
             the module, and the line of the model. Or it is called by a transform of torch.func.
+
+    Example:
+        Each worker gives its rows of an image, and has its block of the result:
+
+        >>> net = torch.nn.AvgPool2d(2)
+        >>> def program(backend):
+        ...     mine = strategies.spatial(net, strategies.Mesh(x=2)["x"], dims=[2])
+        ...     y = mine(mine.cut(torch.full((1, 1, 2, 4), 1.0 + backend.worker)))
+        ...     return tuple(y.shape), y.block.tolist()
+        >>> linop.launch(program, workers=2)
+        [((1, 1, 2, 2), [[[[1.0, 1.0]]]]), ((1, 1, 2, 2), [[[[2.0, 2.0]]]])]
     """
 
     _linop_wrapped = "module"

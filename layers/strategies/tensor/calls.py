@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
@@ -14,19 +14,31 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from linop.backends.autograd.functions import records
+from linop.backends.autograd.real_calls import broken
 from linop.backends.autograd.recompute import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
 from linop.layers.layer import Layer
 from linop.layers.parameters.generator import drawn_seed
 from linop.layers.parameters.weights import process
+from linop.strategies.interrupted import end_if_interrupted
 from linop.strategies.mesh import Axis
+from linop.strategies.tensor.caches import Kept
+from linop.strategies.tensor.drawing.in_graphs import UNDRAWING, in_words, refuse, seen
 from linop.strategies.tensor.drawing.streams import Stream
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.types import Types
 
 _CACHE_SIZE = 4096
 """Calls that are known to be the same on all workers."""
+
+
+class _Agreed(NamedTuple):
+    """A call of this worker, its digest, and the sum of all workers'."""
+
+    given: CallMetadata
+    code: int
+    total: int
 
 
 class Calls:
@@ -49,32 +61,54 @@ class Calls:
         self._axis, self._inputs = axis, inputs
         self._agreement = agreement_of(axis.backend)
         self._number = self._agreement.new_number()
-        self._settled = Cache[int](_CACHE_SIZE)
+        self._settled = Cache[_Agreed](_CACHE_SIZE)
+        self._last: _Agreed | None = None
         self._seen = Cache[bool](_CACHE_SIZE)
         """Calls that were followed, with what their modules had for attributes; True if they draw
         random numbers, and are followed always."""
         self._now: Any = None
         self._lengths = Cache[Any](_CACHE_SIZE)
+        self._parallel = [one for one in net.modules() if isinstance(one, Layer)]
         self._plain = [one for one in net.modules() if not isinstance(one, Layer)]
         self._theirs = [
             one for one in self._plain if not type(one).__module__.startswith("torch.nn.")
         ]
         self._kept: Any = WeakTensorKeyDictionary()
         """Layouts of split tensors that are left of calls with objects, as of keys in a cache."""
-        self._keeps = False
+        self._places = Kept()
+        self._keeps, self._leaves = False, list[Any]()
         self._draws_seeds: bool | None = None
         self._entered: Any = None
         # Before conversions of the net's own input, and after those of its output.
         net.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         net.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        end_if_interrupted(net, self._open, self._leave)
+
+    def _open(self, net: Any) -> int:
+        del net
+        return self.running
+
+    def _leave(self, net: Any) -> None:
+        del net
+        self._end(None)
 
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
-        if not (torch.compiler.is_compiling() and records()):  # where each layer agrees for itself
+        if not (torch.compiler.is_compiling() and records()):
             self._begin(net, args, kwargs)
+            return
+        # In graphs each layer agrees for itself, and nobody follows layouts, nor draws by them.
+        drawing = random_module(self._plain) or random_module(self._parallel)
+        if drawing or True in self._seen.values():
+            what = drawing or "a function"
+            words = in_words(what)
+            broken(words, refuse, words)
+        seen()
+        UNDRAWING.__enter__()
 
     @_disable_dynamo
     def _begin(self, net: Any, args: Any, kwargs: Any) -> None:
-        tensors = tree_leaves((args, kwargs))
+        plain = not kwargs and all(type(one) is torch.Tensor for one in args)
+        tensors = args if plain else tree_leaves((args, kwargs))
         # Modes and probabilities of dropouts decide whether random numbers are drawn.
         modes = tuple((one.training, one.__dict__.get("p")) for one in self._plain)
         given = call_metadata(tensors, net.training, (modes,))
@@ -82,7 +116,7 @@ class Calls:
         self.running = True
         self._now = self.total, _attributes(self._theirs)
         # A cache may bring tensors of other calls, and take some of this one.
-        kinds: set[Any] = {type(one) for one in tensors}
+        kinds: set[Any] = set() if plain else {type(one) for one in tensors}
         self._keeps = any(map(_is_configuration, kinds))
         if self._keeps or self._seen.get(self._now) is not False:
             self._follow(net, tensors)
@@ -92,6 +126,9 @@ class Calls:
         self.types = types = Types(self._axis.size, self._axis.index, stream)
         types.mark_parameters(net)
         for x, cut in self._kept.items():
+            types.mark(x, cut)
+        self._leaves = tensors
+        for x, cut in self._places.layouts(tensors):
             types.mark(x, cut)
         lengths = self._blocks(tensors)
         for x, sizes in zip(tensors, lengths, strict=True):
@@ -131,26 +168,64 @@ class Calls:
             return self._agreement.sum(first, "draw a seed for a call of tensor parallel modules")
 
     def _total(self, given: CallMetadata) -> int:
-        if self._agreement.shapes_are_fixed and given in self._settled:
-            return self._settled[given]
-        return self._settled.keep(given, self._agreement.total(self._number, given))
+        """The sum of all workers' digests of a call. Of this worker's there are its own and the
+        last sum."""
+        agreement, last = self._agreement, self._last
+        known = last if last is not None and last.given == given else self._settled.get(given)
+        if known is not None and agreement.shapes_are_fixed:
+            return known.total
+        code = agreement.code(self._number, given) if known is None else known.code
+        total = agreement.total_of(code)
+        if known is None or known.total != total:
+            known = self._settled.keep(given, _Agreed(given, code, total))
+        self._last = known
+        return total
 
     def _after(self, net: Any, args: Any, kwargs: Any, result: Any) -> None:
         if not (torch.compiler.is_compiling() and records()):
             self._end(result)
+            return
+        UNDRAWING.__exit__(None, None, None)
 
     @_disable_dynamo
     def _end(self, result: Any) -> None:
         self.running = False
         if self.types is not None:
+            leaves, self._leaves = self._leaves, []
             if self._keeps:
                 self._kept = self.types.left()
+                self._places.note([*leaves, *tree_leaves(result)], self._kept)
             self.types = None
-            stream, context = self._entered
+            entered, self._entered = self._entered, None
+            if entered is None:
+                return  # interrupted before
+            stream, context = entered
             context.close()
-            self._entered = None
             if result is not None:
                 self._seen.keep(self._now, stream.is_used)
+
+
+_RATES = (
+    *("dropout", "dropout_p", "dropout_prob", "drop_prob", "attention_dropout", "attn_dropout"),
+    *("activation_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"),
+)
+"""Names that modules give to probabilities of dropout."""
+
+
+def random_module(modules: Sequence[Any]) -> str:
+    """The class of the first module that draws random numbers in training, as far as modules say
+    so; empty if there is none."""
+    for one in modules:
+        if not one.training:
+            continue
+        if isinstance(one, torch.nn.RReLU):
+            return type(one).__name__
+        names = ("p",) if isinstance(one, torch.nn.modules.dropout._DropoutNd) else _RATES
+        for name in names:
+            rate = getattr(one, name, 0.0)
+            if isinstance(rate, float | int) and rate > 0:
+                return type(one).__name__
+    return ""
 
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))

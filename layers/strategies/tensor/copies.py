@@ -17,6 +17,7 @@ from torch.nn import Module
 
 from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.strategies.interrupted import end_if_interrupted
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.conversions import first_tensor, held, hold, with_first
 from linop.strategies.tensor.layouts import Layout
@@ -45,6 +46,7 @@ def use_copies(
     module.__dict__["linop_split"] = dim
     module.register_forward_pre_hook(_enter, with_kwargs=True)
     module.register_forward_hook(_leave, always_call=True)
+    end_if_interrupted(module, _open, _put_back)
     return module
 
 
@@ -58,19 +60,28 @@ def _enter(module: Module, args: Any, kwargs: Any) -> Any:
     elif types is not None and module.__dict__["linop_split"] is not None:
         types.check([module.__dict__["linop_split"]], [first_tensor(args, kwargs)])
     found = [*_parameters(module)]
-    for same in _by_kind(found):
-        for (owner, name, _), copy in zip(same, _copies(embed, same), strict=True):
-            owner._parameters[name] = copy  # type: ignore[assignment]
+    kinds = [(same, _copies(embed, same)) for same in _by_kind(found)]
     module.__dict__.setdefault(_SWAPPED, []).append(found)
+    for same, copies in kinds:
+        for (owner, name, _), copy in zip(same, copies, strict=True):
+            owner._parameters[name] = copy  # type: ignore[assignment]
     return args, kwargs
 
 
-@_disable_dynamo
-def _leave(module: Module, args: Any, result: Any) -> Any:
+def _open(module: Module) -> int:
+    return len(module.__dict__.get(_SWAPPED, ()))
+
+
+def _put_back(module: Module) -> None:
     for found in module.__dict__.get(_SWAPPED, [])[-1:]:
         for owner, name, p in found:
             owner._parameters[name] = p
         module.__dict__[_SWAPPED].pop()
+
+
+@_disable_dynamo
+def _leave(module: Module, args: Any, result: Any) -> Any:
+    _put_back(module)
     laid_out = held(module, "laid out")
     return laid_out[0](result) if laid_out and result is not None else result
 

@@ -380,7 +380,7 @@ def _moves_blocks() -> bool:
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name != __name__ and not name.startswith("torch."):
+        if name != __name__ and not name.startswith(_PASSED):
             return str(name).startswith(_MOVING)
         frame = frame.f_back
     return False
@@ -388,6 +388,8 @@ def _moves_blocks() -> bool:
 
 _MOVING = ("linop.backends.", "linop.layers.parameters.", "linop.strategies.data.")
 """Modules that move blocks."""
+_PASSED = ("torch.", "linop.layers.parameters.torch_guards", "linop.strategies.data.mean_losses")
+"""Modules of functions that users call, and of those that linop puts around some of them."""
 
 
 def _here() -> str:

@@ -29,7 +29,16 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Predicted application of an operator. All arrays are (n,), aligned with `workers`."""
+    """Predicted application of an operator. All arrays are (n,), aligned with `workers`.
+
+    Example:
+        >>> X = linop.TensorSpace((6,), linop.Partition(3))
+        >>> found = linop.simulate(linop.halo_exchange(X, 3))
+        >>> found.workers.tolist(), found.messages_sent.tolist(), found.bytes_sent.tolist()
+        ([0, 1, 2], [0, 2, 1], [0, 24, 8])
+        >>> bool(found.time == found.seconds.max())
+        True
+    """
 
     workers: Ints
     """The workers, in increasing order."""
@@ -141,6 +150,12 @@ def simulate(
     Raises:
         ArgumentError: `op` is no operator; a worker has no machine.
         SpaceError: 2**63 bytes or more are moved.
+
+    Example:
+        >>> X = linop.TensorSpace((8192,), linop.Partition(4096))
+        >>> found = linop.simulate(linop.shift(X, 1))
+        >>> found.messages, found.bytes, found.stages
+        (4096, 65536, 1)
     """
     return simulated(op, network, placement)
 

@@ -76,6 +76,14 @@ class Timeline:
         events: of each worker in order, one worker after the other.
         messages: between these workers.
         time: seconds until all workers are done, the hidden ones, too.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> found = linop.planning.timeline(linop.shift(X, 1))
+        >>> [(m.sender, m.receiver, m.bytes) for m in found.messages]
+        [(0, 1, 16), (1, 0, 16)]
+        >>> print(found.draw().summary)
+        Shift_{+1}: predicted, 10 µs: events of 2 workers over time
     """
 
     def __init__(
@@ -171,6 +179,13 @@ def timeline(
     Raises:
         ArgumentError: a worker has no machine, or is none of the operator's. SpaceError: 2**63
             bytes or more are moved.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition(2))
+        >>> network = linop.planning.Network(latency=1.0, per_byte=0.0, per_byte_copied=0.0)
+        >>> events = linop.planning.timeline(linop.shift(X, 1), network).events
+        >>> [(event.worker, event.kind, event.begun) for event in events]
+        [(0, 'send', 0.0), (0, 'wait', 1.0), (1, 'send', 0.0), (1, 'wait', 1.0)]
     """
     every = op.stages.workers
     some = _chosen(every, workers)

@@ -22,7 +22,17 @@ _SHOWN = 16
 
 @dataclass(frozen=True, eq=False)
 class TrafficMatrix:
-    """Messages and bytes between pairs of workers in one application of an operator."""
+    """Messages and bytes between pairs of workers in one application of an operator.
+
+    Example:
+        >>> X = linop.TensorSpace((8,), linop.Partition(4))
+        >>> print(linop.planning.traffic_matrix(linop.shift(X, 1, periodic=False)))
+        bytes from  to 0  to 1  to 2  to 3
+                 0     ·    16     ·     ·
+                 1     ·     ·    16     ·
+                 2     ·     ·     ·    16
+                 3     ·     ·     ·     ·
+    """
 
     workers: Ints
     """(n,) workers, in increasing order."""
@@ -90,6 +100,11 @@ def traffic_matrix(op: HasStages, placement: Placement | None = None) -> Traffic
 
     Raises:
         ArgumentError: a worker has no machine.
+
+    Example:
+        >>> X = linop.TensorSpace((6,), linop.Partition(3))
+        >>> linop.planning.traffic_matrix(linop.shift(X, 1)).bytes.toarray().tolist()
+        [[0, 16, 0], [0, 0, 16], [16, 0, 0]]
     """
     stages = prepared(op.stages, placement)
     workers = np.array(stages.workers, np.int64)

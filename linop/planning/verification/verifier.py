@@ -54,6 +54,15 @@ def verify_plans(
         ArgumentError: neither an operator nor plans are given.
         PlanError: of the subclass of the fault (`linop.planning.verification.plan_errors`); the
             message names worker, stage and step, the expected and the given.
+
+    Example:
+        >>> X = linop.TensorSpace((64,), linop.Partition(64))
+        >>> linop.verify_plans(linop.all_gather(X))  # raises where a plan is wrong
+        >>> from linop.planning.lowering import lower_all
+        >>> linop.verify_plans(lower_all(linop.shift(X, 1).stages), linop.shift(X, 2))
+        Traceback (most recent call last):
+            ...
+        linop.planning.verification.plan_errors.WrongTransferError: worker 0, stage 0, x@0: ...
     """
     if isinstance(plans, HasStages):
         op, plans = plans, lower_all(plans.stages, placement)

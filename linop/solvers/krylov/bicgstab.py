@@ -52,6 +52,14 @@ def bicgstab(
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        A matrix that is not Hermitian, with six vectors of memory, however many iterations:
+
+        >>> A = linop.local_operators.matrix(np.array([[2.0, 1.0], [0.0, 4.0]]))
+        >>> x, info = linop.solvers.bicgstab(A, np.array([4.0, 8.0]), rtol=1e-10)
+        >>> x["x"].round(6).tolist(), info
+        ([1.0, 2.0], 0)
     """
     rtol, atol = tolerances("bicgstab", rtol=rtol, atol=atol)
     return solve(

@@ -58,6 +58,20 @@ def cg(
         ArgumentError: A or M is no operator, b or x0 no vector, a vector is not finite, or another
             argument is wrong. SpaceError, ShapeError, DTypeError: see
             `linop.solvers.arguments.vector_of`.
+
+    Example:
+        Two springs, of stiffness 2 and 4, and the forces on them:
+
+        >>> A = linop.local_operators.matrix(np.diag([2.0, 4.0]))
+        >>> x, info = linop.solvers.cg(A, np.array([2.0, 8.0]))
+        >>> x["x"].round(6).tolist(), info
+        ([1.0, 2.0], 0)
+
+        The result has names, too, and says why it ended:
+
+        >>> found = linop.solvers.cg(A, np.array([2.0, 8.0]))
+        >>> found.success, found.nit  # as many iterations as there are different eigenvalues
+        (True, 2)
     """
     rtol, atol = tolerances("cg", rtol=rtol, atol=atol)
     return solve(

@@ -58,6 +58,14 @@ def gmres(
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        A rotation by 90 degrees, which is not Hermitian:
+
+        >>> A = linop.local_operators.matrix(np.array([[0.0, -1.0], [1.0, 0.0]]))
+        >>> x, info = linop.solvers.gmres(A, np.array([-2.0, 1.0]))
+        >>> x["x"].round(6).tolist(), info
+        ([1.0, 2.0], 0)
     """
     rtol, atol = tolerances("gmres", rtol=rtol, atol=atol)
     size = unknowns(A, A.domain) if hasattr(A, "domain") else 20

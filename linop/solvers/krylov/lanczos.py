@@ -85,6 +85,18 @@ def lanczos(
     Raises:
         ArgumentError: A is not Hermitian, or A.H not its adjoint; or as `linop.solvers.cg`.
         SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        The largest two eigenvalues, and the largest singular value:
+
+        >>> A = linop.local_operators.matrix(np.diag([1.0, 5.0, 3.0]))
+        >>> values, vectors = linop.solvers.lanczos(A, 2, "LA")
+        >>> values.round(6).tolist(), len(vectors)
+        ([3.0, 5.0], 2)
+        >>> B = linop.local_operators.matrix(np.array([[0.0, -7.0], [2.0, 0.0], [0.0, 0.0]]))
+        >>> left, values, right = linop.solvers.lanczos(B, 1, singular=True)
+        >>> values.round(6).tolist()
+        [7.0]
     """
     operator_of("lanczos", A, adjoint=singular)
     wide = False

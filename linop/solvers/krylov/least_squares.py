@@ -63,6 +63,15 @@ def cgls(
             message says where.
         SpaceError: y or x0 is of another space, or, for the plan of one worker, not made by its
             backend. ShapeError: an array of another size. DTypeError: an integer dtype.
+
+    Example:
+        The line a + b t closest to three points, which lie on 1 + 2 t:
+
+        >>> t = np.array([0.0, 1.0, 2.0])
+        >>> Op = linop.local_operators.matrix(np.stack([np.ones(3), t], axis=1))
+        >>> found = linop.solvers.cgls(Op, 1 + 2 * t, tol=1e-20)
+        >>> found.x["x"].round(6).tolist(), found.nit
+        ([1.0, 2.0], 2)
     """
     operator_of("cgls", Op, "Op", adjoint=True)
     y = vector_of("cgls", Op, y, "y", "codomain", "Op")

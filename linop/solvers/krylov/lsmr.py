@@ -48,6 +48,14 @@ def lsmr(
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        Two measurements of one number, which differ; the least squares solution is their mean:
+
+        >>> A = linop.local_operators.matrix(np.array([[1.0], [1.0]]))
+        >>> x, istop, itn, normr, *_ = linop.solvers.lsmr(A, np.array([2.0, 4.0]))
+        >>> x["x"].round(6).tolist(), round(float(normr) ** 2, 6)
+        ([3.0], 2.0)
     """
     damp = real("lsmr", "damp", damp)
     numbers = tolerances("lsmr", atol=atol, btol=btol, conlim=conlim)

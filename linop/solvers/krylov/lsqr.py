@@ -48,6 +48,14 @@ def lsqr(
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        Two measurements of one number, which differ; the least squares solution is their mean:
+
+        >>> A = linop.local_operators.matrix(np.array([[1.0], [1.0]]))
+        >>> x, istop, itn, r1norm, *_ = linop.solvers.lsqr(A, np.array([2.0, 4.0]))
+        >>> x["x"].round(6).tolist(), round(float(r1norm) ** 2, 6)
+        ([3.0], 2.0)
     """
     damp = real("lsqr", "damp", damp)
     numbers = tolerances("lsqr", atol=atol, btol=btol, conlim=conlim)

@@ -49,6 +49,14 @@ def minres(
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+
+    Example:
+        The eigenvalues may have both signs, where `cg` breaks down:
+
+        >>> A = linop.local_operators.matrix(np.diag([2.0, -4.0]))
+        >>> x, info = linop.solvers.minres(A, np.array([2.0, 8.0]))
+        >>> x["x"].round(6).tolist(), info
+        ([1.0, -2.0], 0)
     """
     (rtol,) = tolerances("minres", rtol=rtol)
     shift = real("minres", "shift", shift)

@@ -41,6 +41,12 @@ def power(
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`; ArgumentError if
             x0 is zero.
+
+    Example:
+        >>> A = linop.local_operators.matrix(np.diag([1.0, -10.0, 3.0]))
+        >>> value, x = linop.solvers.power(A)
+        >>> round(float(value), 6), abs(x["x"]).round(3).tolist()
+        (-10.0, [0.0, 1.0, 0.0])
     """
     (rtol,) = tolerances("power", rtol=rtol)
     operator_of("power", A)

@@ -66,6 +66,18 @@ def gauss_newton(
         ArgumentError: fun or jac is no function, or they return something else; x0 is no vector; a
             residual is not finite at x0, or another vector anywhere; another argument is wrong.
             SpaceError: a residual is not of J's codomain. DTypeError: an integer dtype.
+
+    Example:
+        The square root of 2, as the zero of the residual x² - 2:
+
+        >>> X = linop.Space(linop.Region("x", (1,)))
+        >>> def residual(x):
+        ...     return x * x - 2
+        >>> def derivative(x):
+        ...     return linop.local_operators.matrix(np.diag(2 * x["x"]), X, X)
+        >>> found = linop.solvers.gauss_newton(residual, derivative, X.vector(np.ones(1)))
+        >>> found.x["x"].round(6).tolist()
+        [1.414214]
     """
     if not (callable(fun) and callable(jac)):
         raise ArgumentError(

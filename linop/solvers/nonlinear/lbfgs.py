@@ -63,6 +63,17 @@ def lbfgs(
             workers, or no finite value at x0; x0 is no vector; a gradient is not finite; another
             argument is wrong. DTypeError: an integer dtype. SpaceError: a gradient of another
             space.
+
+    Example:
+        The function ‖x - 3‖² / 2, whose gradient is x - 3:
+
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> def fun(x):
+        ...     gradient = x - 3
+        ...     return gradient.inner(gradient) / 2, gradient
+        >>> found = linop.solvers.lbfgs(fun, X.zeros())
+        >>> X.gather(found.x).round(6).tolist(), found.fun < 1e-10
+        ([3.0, 3.0, 3.0, 3.0], True)
     """
     if not callable(fun):
         raise ArgumentError(f"lbfgs: fun is a function of a Vector; given {fun!r}")

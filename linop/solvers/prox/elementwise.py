@@ -32,6 +32,12 @@ def l1(sigma: float = 1.0) -> ProximalMap:
 
     Raises:
         ArgumentError: sigma is not positive.
+
+    Example:
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> v = X.vector(np.array([3.0, 0.5, -2.0]))
+        >>> linop.solvers.prox.l1(1.0).prox(v, 1.0)["x"].tolist()  # nearer to 0 by 1
+        [2.0, 0.0, -1.0]
     """
     return _L1(positive("l1: sigma", sigma))
 
@@ -85,6 +91,13 @@ def box(lower: Bound = None, upper: Bound = None) -> ProximalMap:
 
     Raises:
         ArgumentError: a bound is neither, or NaN, or lower is above upper.
+
+    Example:
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> v = X.vector(np.array([3.0, 0.5, -2.0]))
+        >>> nonnegative = linop.solvers.prox.box(lower=0)
+        >>> nonnegative.prox(v, 1.0)["x"].tolist(), nonnegative(v)
+        ([3.0, 0.5, 0.0], inf)
     """
     for name, bound in (("lower", lower), ("upper", upper)):
         number = isinstance(bound, int | float | np.integer | np.floating)
@@ -152,6 +165,15 @@ def user(
 
     Raises:
         ArgumentError: one is no function.
+
+    Example:
+        The nearest vector of whole numbers, whose set has the value 0:
+
+        >>> whole = linop.solvers.prox.user(lambda a, step: np.round(a), lambda a: 0.0)
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> v = X.scatter(np.array([0.2, 1.8, 3.4, -1.1]))
+        >>> X.gather(whole.prox(v, 1.0)).tolist()
+        [0.0, 2.0, 3.0, -1.0]
     """
     if not (callable(prox) and (value is None or callable(value))):
         raise ArgumentError(

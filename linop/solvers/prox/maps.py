@@ -33,6 +33,16 @@ class ProximalMap(ABC):
     A map is a pure function, of its arguments alone: it keeps nothing from one call to the next, so
     that several solvers may share one. A start near the result is an argument, and solvers, whose
     state it is a part of, give it.
+
+    Example:
+        A map has its proximal map, its value, and its conjugate:
+
+        >>> X = linop.Space(linop.Region("x", (3,)))
+        >>> f, v = linop.solvers.prox.l1(), X.vector(np.array([3.0, 0.5, -2.0]))
+        >>> f.prox(v, 1.0)["x"].tolist(), f(v)
+        ([2.0, 0.0, -1.0], 5.5)
+        >>> f.conjugate().prox(v, 1.0)["x"].tolist()  # the rest: v is the sum of both
+        [1.0, 0.5, -1.0]
     """
 
     name = "f"

@@ -26,6 +26,12 @@ def l2(sigma: float = 1.0) -> ProximalMap:
 
     Raises:
         ArgumentError: sigma is not positive.
+
+    Example:
+        >>> X = linop.Space(linop.Region("x", (2,)))
+        >>> v, f = X.vector(np.array([3.0, 4.0])), linop.solvers.prox.l2()
+        >>> f(v), (2 * f.prox(v, 2.5))["x"].tolist()  # its length, 5, becomes 2.5
+        (5.0, [3.0, 4.0])
     """
     return _L2(positive("l2: sigma", sigma))
 
@@ -62,6 +68,14 @@ def group(
         ArgumentError: neither or both of dim and labels are given; sigma is not positive; labels
             are no whole numbers. When a vector is given: PartitionError: a group is in several
             blocks. ShapeError: dim or labels do not fit its space.
+
+    Example:
+        The columns of a matrix, (3, 4) and (0, 1), are groups: those shorter than the step vanish:
+
+        >>> X = linop.TensorSpace((2, 2), linop.Partition((1, 2)))
+        >>> v, f = X.scatter(np.array([[3.0, 0.0], [4.0, 1.0]])), linop.solvers.prox.group(0)
+        >>> f(v), (2 * X.gather(f.prox(v, 2.5))).tolist()
+        (6.0, [[3.0, 0.0], [4.0, 0.0]])
     """
     if (dim is None) == (labels is None):
         raise ArgumentError(f"group: give dim or labels; given dim={dim!r} and labels={labels!r}")
@@ -187,6 +201,14 @@ def nuclear(sigma: float = 1.0, X: TensorSpace | None = None, backend: Any = Non
     Raises:
         ArgumentError: sigma is not positive. ShapeError: X is no matrix. PartitionError: X holds
             copies. When a vector is given: SpaceError: it is of several regions, or no matrix.
+
+    Example:
+        >>> X = linop.TensorSpace((2, 2), linop.Partition((2,)), name="x")  # rows, on two workers
+        >>> f = linop.solvers.prox.nuclear(1.0, X)
+        >>> v = X.scatter(np.diag([3.0, 0.5]))
+        >>> w = X.gather(f.prox(v, 1.0))  # singular values are smaller by 1, or zero
+        >>> np.allclose(w, np.diag([2.0, 0.0]))
+        True
     """
     sigma = positive("nuclear: sigma", sigma)
     if X is None:

@@ -37,6 +37,17 @@ def squared_l2(
     Raises:
         ArgumentError: sigma is not positive, b no `Vector`, Op no operator, or another argument is
             wrong.
+
+    Example:
+        In closed form, the point halfway to b; of an operator, by conjugate gradients:
+
+        >>> X, prox = linop.Space(linop.Region("x", (2,))), linop.solvers.prox
+        >>> b = X.vector(np.array([2.0, 4.0]))
+        >>> prox.squared_l2(1.0, b).prox(X.zeros(), 1.0)["x"].tolist()
+        [1.0, 2.0]
+        >>> Op = linop.local_operators.matrix(np.diag([1.0, 3.0]), X, X)
+        >>> prox.squared_l2(1.0, b, Op).prox(X.zeros(), 1.0)["x"].round(6).tolist()
+        [1.0, 1.2]
     """
     if not (b is None or isinstance(b, Vector)):
         raise ArgumentError(f"squared_l2: b is a Vector; given {type(b).__name__}")

@@ -43,6 +43,14 @@ def gradient(X: TensorSpace) -> LinearOperator:
     Raises:
         ArgumentError: X is no `TensorSpace`. ShapeError: it has no dimension. PartitionError: an
             element is in several blocks.
+
+    Example:
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> K = linop.solvers.prox.gradient(X)
+        >>> K.codomain.gather(K(X.scatter(np.array([0.0, 1.0, 5.0, 4.0])))).tolist()
+        [[1.0, 4.0, -1.0, 0.0]]
+        >>> X.gather(K.H(K.codomain.scatter(np.array([[1.0, 0.0, 0.0, 0.0]])))).tolist()
+        [-1.0, 1.0, 0.0, 0.0]
     """
     X = expect("gradient", X, TensorSpace)
     if not X.ndim:
@@ -96,6 +104,15 @@ def total_variation(
 
     Raises:
         ArgumentError: sigma or rtol is not positive, niter no whole number from 1. As `gradient`.
+
+    Example:
+        A step of height 4 with noise becomes two flat pieces:
+
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> f = linop.solvers.prox.total_variation(X, 0.5, rtol=1e-6)
+        >>> v = X.scatter(np.array([1.0, 0.0, 5.0, 4.0]))
+        >>> f(v), X.gather(f.prox(v, 1.0)).round(3).tolist()
+        (3.5, [0.75, 0.75, 4.25, 4.25])
     """
     sigma, rtol = (
         positive(f"total_variation: {n}", v) for n, v in (("sigma", sigma), ("rtol", rtol))

@@ -58,6 +58,16 @@ def admm(
         ArgumentError: f or g is no map, or f not squared_l2 where Op is given; x0 is no vector, a
             vector is not finite, or another argument is wrong. SpaceError, ShapeError, DTypeError:
             see `linop.solvers.arguments.vector_of`.
+
+    Example:
+        The number in [0, 2] that is closest to 5, and to 1:
+
+        >>> X = linop.Space(linop.Region("x", (2,)))
+        >>> prox = linop.solvers.prox
+        >>> distance = prox.squared_l2(1.0, X.vector(np.array([5.0, 1.0])))
+        >>> found = linop.solvers.admm(distance, prox.box(0, 2), X.zeros())
+        >>> found.z["x"].round(4).tolist(), found.success
+        ([2.0, 1.0], True)
     """
     map_or_none("admm", "f", f, none=False)
     map_or_none("admm", "g", g, none=False)

@@ -60,6 +60,16 @@ def primal_dual(
         ArgumentError: K is no operator, f or g no map, x0 no vector, a vector is not finite, or
             another argument is wrong. SpaceError, ShapeError, DTypeError: see
             `linop.solvers.arguments.vector_of`.
+
+    Example:
+        Total variation, f(K x), and the distance from a noisy step of height 4:
+
+        >>> X = linop.TensorSpace((4,), linop.Partition((2,)))
+        >>> prox, data = linop.solvers.prox, X.scatter(np.array([1.0, 0.0, 5.0, 4.0]))
+        >>> K = prox.gradient(X)
+        >>> found = linop.solvers.primal_dual(K, prox.l1(0.5), prox.squared_l2(1.0, data), data)
+        >>> X.gather(found.x).round(3).tolist()  # two flat pieces
+        [0.75, 0.75, 4.25, 4.25]
     """
     name = "primal_dual"
     operator_of(name, K, "K", adjoint=True)

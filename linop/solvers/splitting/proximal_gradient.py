@@ -31,6 +31,14 @@ def ista(
     """Proximal gradient method for min ‖Op x - y‖² / 2 + sigma g(x), without momentum.
 
     Arguments, result and errors are those of `fista`.
+
+    Example:
+        With a diagonal Op each number is a problem of its own: the small ones become zero:
+
+        >>> Op, g = linop.local_operators.matrix(np.eye(3)), linop.solvers.prox.l1()
+        >>> found = linop.solvers.ista(Op, np.array([3.0, 0.5, -2.0]), g, tau=1)
+        >>> found.x["x"].round(6).tolist()
+        [2.0, 0.0, -1.0]
     """
     given = (y, g, x0, sigma, tau, niter, tol, callback)
     return _solve("ista", False, Op, *given, **control)
@@ -78,6 +86,14 @@ def fista(
         ArgumentError: Op is no operator, g no map, y or x0 no vector, a vector is not finite, or
             another argument is wrong. SpaceError, ShapeError, DTypeError: see
             `linop.solvers.arguments.vector_of`.
+
+    Example:
+        A LASSO whose solution has two numbers of three that are zero:
+
+        >>> Op = linop.local_operators.matrix(np.array([[2.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
+        >>> found = linop.solvers.fista(Op, np.array([4.0, 1.0]), linop.solvers.prox.l1(), sigma=2)
+        >>> found.x["x"].round(4).tolist(), found.success
+        ([1.5, 0.0, 0.0], True)
     """
     given = (y, g, x0, sigma, tau, niter, tol, callback)
     return _solve("fista", True, Op, *given, **control)

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from linop.errors import ArgumentError, BackendError, MissingExtraError
-from linop.testing.parallel import forward
-from linop.testing.parallel.diagnosis import OF_ITS, diagnosed
+from linop.errors import ArgumentError, MissingExtraError
+from linop.testing.parallel.faults import forward
+from linop.testing.parallel.faults.context import Context, base, overall, program_groups
+from linop.testing.parallel.faults.diagnosis import OF_ITS, diagnosed
+from linop.testing.parallel.faults.ways import used_whole
+from linop.testing.parallel.faults.words import factor_text, of_module
 from linop.testing.parallel.findings import Finding, ParallelReport, Place, Verdict, groups_text
-from linop.testing.parallel.locations import Locations
-from linop.testing.parallel.parameters import Compared, buffers, compared, loss, norms, tolerances
-from linop.testing.parallel.proofs import Pair, pairs
-from linop.testing.parallel.recording.programs import Program, of_file
-from linop.testing.parallel.recording.records import Declared, Record
-from linop.testing.parallel.relations import Kind, Relation, Scale
-from linop.testing.parallel.ways import Context, base, overall, program_groups, used_whole
-from linop.testing.parallel.words import factor_text
+from linop.testing.parallel.pairs.proofs import Pair, pairs
+from linop.testing.parallel.recording.programs import Program
+from linop.testing.parallel.recording.records import Declared, Probe, Record
+from linop.testing.parallel.repeated import Records, in_job, in_new_processes
+from linop.testing.parallel.twins.locations import Locations
+from linop.testing.parallel.twins.parameters import (
+    Compared,
+    buffers,
+    compared,
+    loss,
+    norms,
+    tolerances,
+)
+from linop.testing.parallel.twins.relations import Kind, Relation, Scale
 
 SECONDS = 120.0
-Records = tuple[list[Record], Record]
-"""Of all ranks, and of the twin."""
 
 
 def check_parallel(
@@ -71,8 +76,8 @@ def check_parallel(
             is to be found from the values, or DTensors say it.
         optimizer: ``optimizer(parameters)`` returns an optimizer; None for SGD.
         dtype: torch's name of the dtype in which both run.
-        seconds: the longest time. In a job that is running, a rank that takes longer writes its
-            stacks to stderr, and ends.
+        seconds: the longest time. In a job that is running, a rank that takes longer, or that waits
+            for one that has failed, writes its stacks to stderr, and ends.
 
     Returns:
         A report, true if nothing differs; None on ranks other than 0 of a job that was running.
@@ -81,6 +86,24 @@ def check_parallel(
         ArgumentError: a function is missing, or returns something else. BackendError: the program
             fails, or does not end in time; with the stacks of all ranks. MissingExtraError: torch
             is not installed.
+
+    Example:
+        Each rank has its rows, and nobody sums the gradients::
+
+            def twin():
+                torch.manual_seed(0)
+                return torch.nn.Linear(3, 1)
+
+            def batch():
+                return torch.arange(12.0).view(4, 3), torch.zeros(4, 1)
+
+            def mine(batch, rank, world):
+                return [x.chunk(world)[rank] for x in batch]
+
+            squares = torch.nn.MSELoss(reduction="sum")
+            report = linop.testing.check_parallel(copy.deepcopy, twin, batch, squares, mine=mine)
+            bool(report)  # False
+            report.findings[0].operator  # 'all-reduce of its gradient over ranks 0, 1'
     """
     forks = "torch" not in sys.modules
     try:
@@ -90,51 +113,23 @@ def check_parallel(
         raise MissingExtraError(
             "check_parallel needs torch: pip install 'linop-algebra[torch]'"
         ) from None
-    from linop.testing.parallel.recording import processes, steps
-
-    begun = time.monotonic()
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ArgumentError(f"dtype: {dtype!r} given, one of torch's such as 'float64' expected")
-    failed = ""
     program = _program(model, twin, batch, loss, mine, step, shard, optimizer)
     name = program if isinstance(program, str) else getattr(model, "__qualname__", "program")
     running = dist.is_available() and dist.is_initialized()
     if not running and {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         running = True
+
+    def judge(found: Records, took: float) -> tuple[ParallelReport, list[Probe]]:
+        return reported(name, *found, seconds=took)
+
     if running:
-        ready = of_file(program) if isinstance(program, str) else program
-        with processes.ending_after(seconds):
-            found = processes.gathered(steps.recorded(ready, getattr(torch, dtype)))
-        if found is None:
-            return None
-    else:
-        wanted = workers or _world(program) or 2
-        found, failed = _run(program, wanted, dtype, seconds, forks)
-    made = report(name, *found, seconds=time.monotonic() - begun)
-    return made if not failed else replace(made, notes=(*made.notes, failed))
-
-
-def _run(
-    program: Program | str, workers: int, dtype: str, seconds: float, forks: bool
-) -> tuple[Records, str]:
-    """The records of a program, and a note if it ends without being looked at alone."""
-    from linop.testing.parallel.recording import processes
-
-    end = time.monotonic() + seconds
-    try:
-        return processes.run(program, workers, dtype, seconds, True, forks), ""
-    except BackendError as error:
-        first = error
-    if (left := end - time.monotonic()) <= 0:
-        raise first
-    try:
-        found = processes.run(program, workers, dtype, left, False, forks)
-    except BackendError:
-        raise first from None
-    text = str(first).strip().splitlines()[-1]
-    return found, f"no places are given: the program cannot be looked at while it runs ({text})"
+        return in_job(judge, program, kind, seconds)
+    number = workers or _world(program) or 2
+    return in_new_processes(judge, program, number, dtype, seconds, forks)
 
 
 def assert_parallel(*args: Any, **keywords: Any) -> None:
@@ -142,6 +137,12 @@ def assert_parallel(*args: Any, **keywords: Any) -> None:
 
     Raises:
         AssertionError: the program does something else than its twin, with the report.
+
+    Example:
+        A test of pytest, of a file with the functions of `check_parallel`::
+
+            def test_my_model():
+                linop.testing.assert_parallel("my_model.py", workers=2)
     """
     found = check_parallel(*args, **keywords)
     if found is not None and not found:
@@ -177,6 +178,18 @@ def report(
     Args:
         ranks: of all ranks, in order.
     """
+    return reported(name, ranks, twin, seconds)[0]
+
+
+def reported(
+    name: str, ranks: Sequence[Record], twin: Record, seconds: float = 0.0
+) -> tuple[ParallelReport, list[Probe]]:
+    """The report of recorded steps; and functions that are to be looked at alone when the steps are
+    repeated, for a report that is sure of them.
+
+    Args:
+        ranks: of all ranks, in order.
+    """
     groups, names = program_groups(ranks)
     allowed = tolerances(ranks, twin)
     found = compared(ranks, twin, allowed, groups)
@@ -197,7 +210,10 @@ def report(
     proven = [one.as_otherwise() if one in whole else one for one in proven]
     context.broken = {at: one for at, one in broken.items() if one not in whole}
     unlike = tuple(one.name for one in wrong)
-    if not equal_loss:
+    differ = tuple(one.name for one in found if not one.value)
+    if differ:
+        findings.append(_of_other_values(context, differ, unlike))
+    elif not equal_loss:
         findings.append(forward.origin(context, unlike))
     elif wrong:
         findings += diagnosed(context, wrong)
@@ -207,8 +223,9 @@ def report(
     notes = list(dict.fromkeys(note for record in (*ranks, twin) for note in record.notes))
     if kept:
         notes.append(f"the parallel model does not update the buffers {', '.join(kept)}")
+    named = any("placements" in one.operator for one in findings)
     notes += [f"this DTensor is declared replicated, and its ranks hold other values: {one}"
-              for one in unlike_copies]  # fmt: skip
+              for one in unlike_copies if not named]  # fmt: skip
     if hidden := _hidden(findings):
         notes.append(
             f"what lies between the faults above and {', '.join(hidden)} cannot be judged, since "
@@ -221,7 +238,8 @@ def report(
             f"show; where that is since a weight is zero, as a LoRA's second one, start from others"
         )
     passed = equal_loss and not wrong and not other_buffers and not findings
-    return ParallelReport(
+    known = {(one.line, one.name) for one in proven if one.proven is False}
+    made = ParallelReport(
         name,
         len(ranks),
         passed,
@@ -231,10 +249,11 @@ def report(
         tuple(findings),
         tuple(other_buffers),
         allowed.text,
-        pairs=tuple(_beside(one, passed, findings) for one in proven),
+        pairs=tuple(_beside(one, equal_loss and not wrong, findings, known) for one in proven),
         notes=tuple(notes),
         seconds=seconds,
     )
+    return made, context.wanted
 
 
 def _replicated_by_name(ranks: Sequence[Record], scale: Scale) -> list[str]:
@@ -269,15 +288,23 @@ def _is_zero(one: Compared, least: float) -> bool:
     return all(np.abs(each).max(initial=0.0) <= least for each in one.expected.values())
 
 
-def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
-    """A pair in a report: what numbers say of the program goes first."""
-    if passed and pair.proven is False:
+def _beside(
+    pair: Pair, right: bool, findings: Sequence[Finding], known: set[tuple[str, str]]
+) -> Pair:
+    """A pair in a report: what numbers say of the program goes first.
+
+    Args:
+        right: the loss and all gradients are the twin's.
+        known: lines and names of pairs that are not adjoint, which explain findings there.
+    """
+    if right and pair.proven is False:
         if pair.otherwise:
             return pair.as_otherwise()
         return pair.undecided("it is right by numbers, between other spaces than these")
-    if pair.proven and pair.unless and not passed:
+    if pair.proven and pair.unless and not right:
         return pair.undecided(pair.unless)
     words = [f"{one.operator} {one.explanation}" for one in findings if one.place.line == pair.line]
+    words = [] if (pair.line, pair.name) in known else words
     if pair.proven and any(pair.name in text or "too many" in text for text in words):
         return pair.undecided(
             "adjoint between these spaces, and the program uses it between others"
@@ -285,37 +312,38 @@ def _beside(pair: Pair, passed: bool, findings: Sequence[Finding]) -> Pair:
     return pair
 
 
+def _of_other_values(context: Context, differ: tuple[str, ...], wrong: tuple[str, ...]) -> Finding:
+    """Parameters that differ from the twin's before the step."""
+    others = [name for name in wrong if name not in differ]
+    follow = f" The gradients of {', '.join(others)} differ, too, and follow from that."
+    return Finding(
+        Kind.OTHER,
+        "",
+        differ,
+        of_module(context, differ[0]),
+        "",
+        "They differ before the step: model(twin) has not given them the twin's values."
+        + follow * bool(others),
+    )
+
+
 def _of_values(found: Sequence[Compared], wrong: Sequence[Compared]) -> list[Finding]:
-    """Parameters that differ from the twin's before the step, or after it though their gradients do
-    not."""
-    findings = []
-    differ = tuple(one.name for one in found if not one.value)
-    if differ:
-        findings.append(
-            Finding(
-                Kind.OTHER,
-                "",
-                differ,
-                Place(),
-                "",
-                "They differ before the step: model(twin) has not given them the twin's values.",
-            )
-        )
+    """Parameters that differ from the twin's after the step though their gradients do not."""
     after = tuple(one.name for one in found if one.value and not one.after and one not in wrong)
+    if not after:
+        return []
     moved = any(p.moved for one in found if one.name in after for p in one.held.values())
     why = ": step() has changed them already. Leave that to optimizer()" if moved else ""
-    if after:
-        findings.append(
-            Finding(
-                Kind.OTHER,
-                "",
-                after,
-                Place(),
-                "",
-                f"Their gradients are the twin's, and they differ after the optimizer's step{why}.",
-            )
+    return [
+        Finding(
+            Kind.OTHER,
+            "",
+            after,
+            Place(),
+            "",
+            f"Their gradients are the twin's, and they differ after the optimizer's step{why}.",
         )
-    return findings
+    ]
 
 
 def _of_buffer(context: Context, name: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from linop.testing.parallel.relations import Groups, Kind
+from linop.testing.parallel.twins.relations import Groups, Kind
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,14 @@ class ParallelReport:
         pairs: forward and backward movements, the inferred spaces between which they move data, and
             whether they are an operator and its adjoint there.
         notes: what was changed or left out.
+
+    Example:
+        What differs, and where, of a file with the functions of `check_parallel`::
+
+            report = linop.testing.check_parallel("my_model.py", workers=2)
+            if not report:
+                for finding in report.findings:
+                    print(finding.parameters, finding.kind, finding.place, finding.operator)
     """
 
     program: str

@@ -26,6 +26,13 @@ def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:
 
     Raises:
         MissingExtraError: PyLops-MPI is not installed.
+
+    Example:
+        On ranks, under ``mpiexec -n 2``::
+
+            Op = pylops_mpi.MPIFirstDerivative((100,))
+            backend = linop.backends.get("mpi")
+            print(linop.testing.check_adjoint(linop.testing.pylops_mpi_operator(Op), backend))
     """
     try:
         from pylops_mpi import DistributedArray

@@ -27,7 +27,15 @@ Side = Space | Region | Sequence[int] | int | None
 @dataclass(frozen=True)
 class Pair:
     """A forward function and its adjoint, for checks. Built by `pair`, `torch_function` and
-    `pylops_mpi_operator`; the attributes are those of `TestedMap`."""
+    `pylops_mpi_operator`; the attributes are those of `TestedMap`.
+
+    Example:
+        A pair is checked as an operator is, and so is its adjoint:
+
+        >>> twice = linop.testing.pair(lambda x: 2 * x, lambda y: 2 * y, 3, 3, name="twice")
+        >>> twice.name, twice.H.name, bool(linop.testing.check_adjoint(twice.H))
+        ('twice', 'twice.H', True)
+    """
 
     forward: Function
     adjoint: Function | None
@@ -153,6 +161,15 @@ def pair(
 
     Raises:
         ArgumentError: `forward` or `adjoint` cannot be called.
+
+    Example:
+        Functions of each worker's own array, which may send messages:
+
+        >>> def program(backend):
+        ...     one = linop.testing.pair(lambda x: 2 * x, lambda y: 2 * y, 3, 3, name="twice")
+        ...     return str(linop.testing.check_adjoint(one, backend)).splitlines()[0]
+        >>> print(linop.launch(program, workers=2)[1])
+        dot-product test on threads passed for <6x6 twice>: ...
     """
     for what, function in (("forward", forward), ("adjoint", adjoint)):
         if not callable(function) and not (function is None and what == "adjoint"):

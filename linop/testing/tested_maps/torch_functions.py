@@ -34,6 +34,22 @@ def torch_function(
 
     Raises:
         MissingExtraError: torch is not installed. ArgumentError: the result is no tensor.
+
+    Example:
+        A backward by hand that forgets the factor of its forward:
+
+        >>> class Twice(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, gradient):
+        ...         return gradient
+        >>> bool(linop.testing.check_adjoint(linop.testing.torch_function(lambda x: 2 * x, 3)))
+        True
+        >>> linop.testing.check_adjoint(linop.testing.torch_function(Twice, 3)).details
+        'from x[...] (worker 0) to y[...] (worker 0): F has 2, ... adjoint has 1'
     """
     try:
         import torch

@@ -31,7 +31,18 @@ _STATES = {
 
 
 class FailedExampleError(AssertionError):
-    """A rank failed, died, or was stuck; the message has each rank's traceback or stack."""
+    """A rank failed, died, or was stuck; the message has each rank's traceback or stack.
+
+    Example:
+        This test of `spmd` raises it::
+
+            @linop.testing.spmd(workers=2)
+            def test_of_ranks(backend):
+                assert backend.worker == 0
+
+        and pytest shows "test_of_ranks() failed on 2 ranks: rank 0 passed, rank 1 failed", and the
+        traceback of rank 1.
+    """
 
     def __init__(self, message: str, outcome: Outcome | None = None) -> None:
         super().__init__(message)

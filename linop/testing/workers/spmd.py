@@ -61,6 +61,20 @@ def spmd(
     Raises:
         ArgumentError: the test is not at the top level of a module, or `workers` or `backend` is
             invalid.
+
+    Example:
+        A file of tests, for plain ``pytest``, which starts the ranks::
+
+            import hypothesis.strategies as st
+            from hypothesis import given
+
+            import linop
+
+            @linop.testing.spmd(workers=st.integers(1, 4))
+            @given(n=st.integers(1, 20))
+            def test_of_my_program(n, backend):
+                X = linop.TensorSpace((n,), linop.Partition((backend.workers,)))
+                linop.testing.assert_adjoint(linop.halo_exchange(X, 1), backend)
     """
     if backend not in (None, "mpi", "threads"):
         raise ArgumentError(f"spmd: backend is 'mpi' or 'threads'; given {backend!r}")

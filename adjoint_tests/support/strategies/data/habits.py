@@ -21,6 +21,7 @@ from linop.layers.agreement.input_agreement import agreement_of
 from linop.strategies import (
     Axis,
     ColwiseParallel,
+    ContextParallel,
     DataParallel,
     Mesh,
     Parts,
@@ -402,9 +403,14 @@ def is_pickled(backend: Backend) -> None:
             or torch.equal(means[key], value + 0.5)
             or (torch.equal(means[key], value + 1))
         ), key
+    context = ContextParallel(Mesh(backend, cp=-1)["cp"])
+    loaded = again(full_module(context.parallelize(sharded(perceptron(), backend))))
+    assert torch.equal(loaded(x), twin(x)) and "_call_impl" not in vars(loaded)
     if (backend.workers or 1) > 1:
-        with pytest.raises(ArgumentError, match=r"full_module\(net\)"):
-            pickle.dumps(cut)
+        adam = torch.optim.Adam(cut.parameters())
+        for some in (cut, adam, dict(cut.named_parameters()), next(iter(cut.parameters()))):
+            with pytest.raises(ArgumentError, match=r"cannot be pickled: .*full_module\(net\)"):
+                pickle.dumps(some)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     tensors = parallelize_module(perceptron(), Mesh(backend, tp=-1)["tp"], plan)
     with pytest.raises(ArgumentError, match="of all workers together"):

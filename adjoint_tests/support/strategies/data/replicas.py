@@ -278,7 +278,7 @@ def says_what_is_wrong(backend: Backend) -> None:
     refused("is in a module that is already data parallel", lambda: DataParallel(given))
     net.check()
     every = ", ".join(map(str, [2, -1.5, *[2] * (net.workers - 2)]))
-    refused(f"expected; given {every}$", lambda: net.share(-1.5 if me == 1 else 2))
+    refused(f"(?m)expected; given {every}$", lambda: net.share(-1.5 if me == 1 else 2))
     assert net.share(torch.tensor(0.5) if me else 2.5) == (0.5 if me else 2.5) / (
         2.5 + 0.5 * (net.workers - 1)
     )

@@ -104,6 +104,27 @@ def has_gradients_of(twin: Any, net: Any, axis: Any, prefix: str = "") -> None:
         same(Case(whole=False), p.grad, rows(name, whole), name)
 
 
+def differentiates_gradients(backend: Backend) -> None:
+    """Gradients of the squares of gradients, which are summed or averaged each time."""
+    me, axis = backend.worker or 0, Mesh(dp=-1)["dp"]
+    x = [values(3, WIDTH, seed=20 + w) for w in range(axis.size)]
+    for reduction, n in (("sum", 1), ("mean", axis.size)):
+        twin, net = chain(2), chain(2)
+        every = list(twin.parameters())
+        loss = sum(twin(one).pow(3).mean() for one in x) / n
+        first = torch.autograd.grad(loss, every, create_graph=True)
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), every)
+        for layer in net:
+            fully_shard(layer, axis, reduction=reduction)
+        names, mine = zip(*net.named_parameters(), strict=True)
+        rows, case = slice_of(net, axis), Case(whole=False)
+        found = torch.autograd.grad(net(x[me]).pow(3).mean(), mine, create_graph=True)
+        sum(one.square().sum() for one in found).backward()
+        for name, shard, part, g, h in zip(names, mine, found, first, second, strict=True):
+            same(case, part.detach(), rows(name, g.detach()), f"gradient of {name}")
+            same(case, shard.grad, rows(name, h) / n, f"gradient of gradients of {name}")
+
+
 def leaves_hooks_to_others(backend: Backend) -> None:
     """Activations inside a unit pass the hooks around it; whole parameters do not."""
     seen: list[tuple[int, ...]] = []

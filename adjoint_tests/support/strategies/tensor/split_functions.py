@@ -85,6 +85,12 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {
     "layer_norm": lambda h, d: F.layer_norm(h, h.shape[d:]),
     "rms_norm": lambda h, d: F.rms_norm(h, h.shape[d:]),
     "index_select": lambda h, d: h * h.index_select(d, torch.tensor([0])),
+    "index_copy": lambda h, d: torch.zeros_like(h).index_copy_(
+        d, torch.tensor([0]), h.narrow(d, 0, 1)
+    ),
+    "index_add": lambda h, d: h.index_add(
+        d, torch.tensor([0, 0]), h.narrow(d, 0, 1).repeat_interleave(2, d)
+    ),
     "cosine": lambda h, d: h * F.cosine_similarity(h, h.sin(), dim=d).unsqueeze(d),
     "flattened": lambda h, d: h.flatten(d).sin().view_as(h),
     "reshaped": lambda h, d: h.reshape(-1, *h.shape[d:]).cos().reshape(h.shape),
@@ -220,6 +226,23 @@ def changed_attributes_are_followed(backend: Backend, name: str, place: str) -> 
 
 PLACES = ("attribute", "list", "configuration", "options")
 
+INITS = (
+    *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
+    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
+)
+"""Functions of torch.nn.init that draw."""
+
+
+def _filled_by(name: str) -> Callable[[Tensor], Tensor]:
+    """A tensor times one that torch.nn.init fills."""
+    options = {"sparsity": 0.4} if name == "sparse_" else {}
+
+    def filled(h: Tensor) -> Tensor:
+        return h * (1 + getattr(nn.init, name)(torch.empty(3, 1, dtype=h.dtype), **options))
+
+    return filled
+
+
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda h: F.dropout(h, 0.4),
     "dropout in place": lambda h: F.dropout(h * 1, 0.4, True, True),
@@ -243,6 +266,10 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "whole": lambda h: h * torch.rand(3, 1, dtype=h.dtype),
     "permutation": lambda h: h[:, torch.randperm(3)],
     "number": lambda h: h * torch.rand(()).item(),
+    "init of a part": lambda h: h * nn.init.uniform_(torch.empty_like(h), 1, 2),
+    "init.normal_ of a part": lambda h: h * nn.init.normal_(torch.empty_like(h), std=2),
+    "a new layer": lambda h: h * nn.Linear(3, 1, dtype=h.dtype).weight.T.detach(),
+    **{f"init.{name}": _filled_by(name) for name in INITS},
 }
 """Functions that draw."""
 WAYS = ("plain", "checkpoint", "function", "context", "reentrant", "nested")

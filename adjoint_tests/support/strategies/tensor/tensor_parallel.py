@@ -6,18 +6,21 @@ import copy
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import linop
 from linop import COPIES, REPLICATED, Partition, TensorSpace, layers
 from linop.backends.engine.base import Backend
+from linop.errors import PartitionError
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.strategies import (
     ColwiseParallel,
     CrossEntropyLoss,
     Mesh,
     PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -388,3 +391,36 @@ def prepares_the_net_itself(backend: Backend) -> None:
     same_gradients(net, twin)
     each = {"R_{C→R} forward": 1, "E_{R→C} adjoint": 1}
     assert counted(axis.backend) == (each if axis.size > 1 else {})
+
+
+def prepares_chains(backend: Backend) -> None:
+    """Conversions before and after a Sequential, and of modules in it, count in the comparison of
+    layouts along it."""
+    axis = axis_of(backend)
+    twin = filled(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)), 0)
+    given: dict[str, Any] = {
+        "": PrepareModuleInput(1, COPIES),
+        "0": ColwiseParallel(COPIES),
+        "1": PrepareModuleOutput(-1, REPLICATED),
+        "2": ColwiseParallel(output_layouts=1),
+    }
+    x = values(2, 8, 3, seed=1)
+    wanted = twin(x)
+    wanted.square().sum().backward()
+    here = part(x.shape, backend, 1)
+    net = parallelize_module(copy.deepcopy(twin), axis, given, inputs=1)
+    found = net(x[here])
+    found.square().sum().backward()
+    equal("output", found, wanted[here])
+    same_gradients(net, twin)
+    wrong = {**given, "": PrepareModuleInput(1, REPLICATED)}
+    that = r"0: an input a copy on each .* expected; that of PrepareModuleInput of the net is whole"
+    with pytest.raises(PartitionError, match=that):
+        parallelize_module(copy.deepcopy(twin), axis, wrong, inputs=1)
+    inside = {f"a.{name}".rstrip("."): style for name, style in wrong.items()}
+    with pytest.raises(PartitionError, match=that.replace("the net", "a")):
+        parallelize_module(nn.ModuleDict({"a": copy.deepcopy(twin)}), axis, inside, inputs=1)
+    wrong = {**given, "1": PrepareModuleOutput(-1, COPIES)}
+    that = r"2: an input whole .* expected; that of PrepareModuleOutput of 1 is a copy on each"
+    with pytest.raises(PartitionError, match=that):
+        parallelize_module(copy.deepcopy(twin), axis, wrong, inputs=1)

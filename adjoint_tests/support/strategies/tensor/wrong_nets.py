@@ -108,6 +108,12 @@ PAIRINGS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         {"a": ColwiseParallel()},
         "b (Linear): an input whole on all workers (REPLICATED) expected; that of a is split",
     ),
+    "copies as whole": (
+        lambda: chain(inside=chain(a=nn.Linear(4, 4))),
+        {"inside": PrepareModuleInput(REPLICATED, COPIES), "inside.a": ColwiseParallel()},
+        "inside.a: an input whole on all workers (REPLICATED) expected; that of PrepareModuleInput "
+        "of inside is a copy on each (COPIES)",
+    ),
     "row without column": (
         lambda: chain(a=nn.Linear(4, 4)),
         {"a": RowwiseParallel()},
@@ -183,8 +189,8 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "PrepareModuleInput: Residual called with 0 positional inputs; 1 are converted: pass those",
     ),
     "copies as whole": (
-        lambda: chain(inside=chain(a=nn.Linear(4, 4))),
-        {"inside": PrepareModuleInput(REPLICATED, COPIES), "inside.a": ColwiseParallel()},
+        lambda: chain(inside=Residual(lambda net, x: net.one(x), *_linears())),
+        {"inside": PrepareModuleInput(REPLICATED, COPIES), "inside.one": ColwiseParallel()},
         "an input whole on all workers (REPLICATED) expected; this one is a copy on each (COPIES)",
     ),
     "copies of what is split": (

@@ -27,6 +27,7 @@ from linop.strategies.data.sharded.shards import Shard
 from linop.strategies.data.sharded.unit import Unit
 from linop.strategies.data.sharded.units import units_of
 from linop.strategies.data.sharded.unsharded import unsharded
+from linop.strategies.interrupted import end_if_interrupted
 from linop.strategies.mesh import Axis
 
 _NAME = "fully_shard"
@@ -86,6 +87,18 @@ def fully_shard(
             with a module that is sharded, or a block of a `linop.layers.Layer`; `prefetch` is no
             number from 0. BackendError: modules or values differ between workers.
             On every worker.
+
+    Example:
+        Each worker keeps one row of two of the weight, and gets its gradient, of all rows of x:
+
+        >>> import copy
+        >>> net, x = torch.nn.Linear(2, 2), torch.arange(8.0).view(4, 2)
+        >>> def program(backend):
+        ...     mine = strategies.fully_shard(copy.deepcopy(net), strategies.Mesh(dp=2)["dp"])
+        ...     mine(x.chunk(2)[backend.worker]).sum().backward()
+        ...     return tuple(mine.weight.shape), mine.weight.grad.tolist()
+        >>> linop.launch(program, workers=2)
+        [((1, 2), [[12.0, 16.0]]), ((1, 2), [[12.0, 16.0]])]
     """
     places: dict[Any, list[tuple[Any, str]]] = {}
     names: dict[Any, str] = {}
@@ -132,6 +145,7 @@ def fully_shard(
         module.register_forward_pre_hook(unit.enter)
         # The last one that entered leaves first.
         module.register_forward_hook(unit.leave, always_call=True, prepend=True)
+        end_if_interrupted(module, unit.opened, unit.interrupt)
         for owner in {owner: None for member in unit.members for owner, _ in member.places}:
             if axis.size > 1:
                 refuse_shards(owner)
@@ -220,6 +234,16 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
 
     Raises:
         ArgumentError: the module has no parameters in blocks.
+
+    Example:
+        >>> import copy
+        >>> net = torch.nn.Linear(2, 2)
+        >>> def program(backend):
+        ...     mine = strategies.fully_shard(copy.deepcopy(net), strategies.Mesh(dp=2)["dp"])
+        ...     state = strategies.full_state_dict(mine)
+        ...     return sorted(state), torch.equal(state["weight"], net.weight)
+        >>> linop.launch(program, workers=2)
+        [(['bias', 'weight'], True), (['bias', 'weight'], True)]
     """
     whole: dict[int, tuple[Unit, Tensor]] = {}
     units = _checked(module)
@@ -254,6 +278,18 @@ def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> Non
     Raises:
         ArgumentError, ShapeError: names or shapes differ. BackendError: no worker has a state. All
             on every worker, before anything is changed.
+
+    Example:
+        The whole weight is on no worker: the module is on the meta device, and each copies its row.
+
+        >>> saved = {"weight": torch.arange(4.0).view(2, 2)}
+        >>> def program(backend):
+        ...     net = torch.nn.Linear(2, 2, bias=False, device="meta")
+        ...     mine = strategies.fully_shard(net, strategies.Mesh(dp=2)["dp"])
+        ...     strategies.load_full_state_dict(mine, saved)
+        ...     return mine.weight.tolist()
+        >>> linop.launch(program, workers=2)
+        [[[0.0, 1.0]], [[2.0, 3.0]]]
     """
     _checked(module)
     scatter_state(module, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype
@@ -55,3 +56,31 @@ def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
 def shard_marked(shard: Any, name: str, backend: Any) -> None:
     """Let a tensor be known as this worker's block of a parameter."""
     mark(shard, name=name, strategy="shard", backend=backend)
+
+
+def others_there(members: Sequence[Member], tensors: Sequence[Tensor]) -> list[str]:
+    """Names of members in whose places are other tensors than these, one of each."""
+    return [
+        member.name
+        for member, tensor in zip(members, tensors, strict=True)
+        for module, name in member.places
+        if module._parameters.get(name) is not tensor
+    ]
+
+
+def are_given(members: Sequence[Member], tensors: Sequence[Tensor]) -> bool:
+    """True if modules have whole tensors that the user has put there for a call, as
+    torch.func.functional_call does: their gradients are the user's, and nothing moves.
+
+    Args:
+        tensors: those that were put there last.
+    """
+    every = [
+        (module._parameters.get(name), member.space.global_shape)
+        for member in members
+        for module, name in member.places
+    ]
+    return all(
+        isinstance(p, Tensor) and not isinstance(p, torch.nn.Parameter) and p.shape == shape
+        for p, shape in every
+    ) and not any(p is own for p, _ in every for own in tensors)

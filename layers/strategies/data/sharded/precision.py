@@ -53,6 +53,10 @@ class Converted:
         """A zero argument, as tensors."""
         return [one.to(self.given) for one in self._inner.zeros()]
 
+    def zero(self, k: int) -> Any:
+        """A zero tensor of one of the regions held here."""
+        return self._inner.zero(k).to(self.given)
+
     def _into(self, tensors: Sequence[Any]) -> list[Any]:
         return [tensor.detach().to(self._inner.dtype) for tensor in tensors]
 

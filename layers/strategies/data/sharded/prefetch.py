@@ -73,11 +73,11 @@ class Passes:
             if before is None:
                 break
             if before.saved and before.whole is None:
-                self._start(before.unit)
+                self._start(before.unit, again=True)
             before = before.before()
 
-    def _start(self, unit: Unit) -> None:
-        if unit.start():
+    def _start(self, unit: Unit, again: bool = False) -> None:
+        if unit.start(again):
             self._ahead.append(unit)
 
     def taken(self, unit: Unit) -> None:

@@ -9,14 +9,14 @@ guarded. Everything else is refused: an allow-list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linop.errors import ShapeError
+from linop.errors import ArgumentError, ShapeError
 from linop.layers.parameters.blocks import plain
 
 _VIEWS = ("T", "mT", "H", "mH", "real", "imag")
@@ -53,6 +53,8 @@ _ELEMENTWISE = frozenset(
     "zero".split()
 )
 """Functions of each element alone."""
+_GRAD: Any = torch.Tensor.grad
+_plainly = torch._C.DisableTorchFunctionSubclass
 _NUMBERS = (int, float, complex, str, bytes, type(None))
 """Kinds of arguments that have no tensors."""
 
@@ -71,15 +73,45 @@ class _Guarded:
         """See torch's "Extending torch"."""
         del types
         given = {} if options is None else options
-        with torch._C.DisableTorchFunctionSubclass():  # what is asked here, too, is about memory
-            stays = _checked(function, arguments, given)
+        with _plainly():  # what is asked here, too, is about memory
+            known = _alone(function)
+            stays = known.keeps_rows
+            if stays is None:
+                stays = _checked(known, arguments, given)
             result = function(*arguments, **given)
-        new = isinstance(result, torch.Tensor) and not isinstance(result, _Guarded)
-        return result.as_subclass(Rows) if stays and new else result
+        if stays and isinstance(result, torch.Tensor) and not isinstance(result, _Guarded):
+            return result.as_subclass(Rows)
+        return result
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient, of these rows. Optimizers ask for it several times a step: this takes a
+        seventh of the time of torch's way to `__torch_function__`."""
+        with _plainly():
+            return _GRAD.__get__(self)  # type: ignore[no-any-return]
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        with _plainly():
+            _GRAD.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        with _plainly():
+            _GRAD.__delete__(self)
 
 
 class Shard(_Guarded, torch.nn.Parameter):
     """A parameter of which this worker has some rows."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        del protocol
+        raise ArgumentError(
+            f"fully_shard: parameter {getattr(self, '_linop_name', '')!r} is sharded, and cannot "
+            f"be pickled: a file of this worker's rows would look like the model's; pickle "
+            f"linop.strategies.full_module(net), which all workers call, or save by "
+            f"linop.layers.save(net, path, optimizer)"
+        )
 
 
 class Rows(_Guarded, torch.Tensor):
@@ -93,28 +125,25 @@ class Rows(_Guarded, torch.Tensor):
         return plain(self).__reduce_ex__(protocol)
 
 
-def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """True if a tensor that a function gives has rows alone.
+def _checked(known: _Known, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """True if a tensor that a function gives has rows alone; of one whose arguments decide.
 
     Raises:
         ShapeError: it is not to be called with rows.
     """
-    known = _alone(function)
     if known.attribute:
         _refuse(known.attribute, arguments)
-    if known.keeps_rows is not None:
-        return known.keeps_rows
-    name, bare, in_place = known.name, known.bare, known.in_place
-    tensors = [*_tensors([*arguments, *options.values()])]
-    like: Tensor = next(one for one in tensors if isinstance(one, _Guarded))
-    same = [one.shape == like.shape for one in tensors]
-    fits = all(ok or not (one.ndim or one is like) for ok, one in zip(same, tensors, strict=True))
-    if not fits or not (in_place or bare in _ELEMENTWISE):
-        _refuse(name, arguments)
-    alone = not any(
-        ok and not isinstance(one, _Guarded) for ok, one in zip(same, tensors, strict=True)
-    )
-    return alone and not in_place
+    if not (known.in_place or known.bare in _ELEMENTWISE):
+        _refuse(known.name, arguments)
+    tensors = _tensors((*arguments, *options.values()))
+    like = next(one for one in tensors if isinstance(one, _Guarded))
+    shape, alone = like.shape, not known.in_place
+    for one in tensors:
+        fits = one.shape == shape
+        if not fits and (one.ndim or one is like):
+            _refuse(known.name, arguments)
+        alone = alone and not (fits and not isinstance(one, _Guarded))
+    return alone
 
 
 class _Known(NamedTuple):
@@ -142,7 +171,8 @@ def _alone(function: Any) -> _Known:
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(function, "__self__", None), "__name__", "")
         view = attribute if attribute in _VIEWS else ""
-        return _Known(name, bare, view, name == "__get__" and attribute == "data")
+        keeps = None if view else name == "__get__" and attribute == "data"
+        return _Known(name, bare, view, keeps)
     if name in _READING or (name.startswith(_GROUPS) and name not in _REDUCING):
         return _Known(name, bare, keeps_rows=False)
     if name in _COPYING:
@@ -153,16 +183,15 @@ def _alone(function: Any) -> _Known:
     return _Known(name, bare, in_place=in_place)
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, _NUMBERS):
-        return
-    elif isinstance(given, Mapping):
-        yield from _tensors(given.values())
-    elif isinstance(given, Iterable):
-        for one in given:
-            yield from _tensors(one)
+def _tensors(given: Iterable[Any]) -> list[Tensor]:
+    """Tensors among arguments, and in their lists and mappings."""
+    found: list[Tensor] = []
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, Iterable) and not isinstance(one, _NUMBERS):
+            found += _tensors(one.values() if isinstance(one, Mapping) else one)
+    return found
 
 
 def _refuse(name: str, arguments: Sequence[Any]) -> None:

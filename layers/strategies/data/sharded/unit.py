@@ -8,9 +8,8 @@ torch's graph; there is no code for backward.
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 from weakref import ref
@@ -21,6 +20,7 @@ from torch import Tensor
 from linop.backends.autograd.bridge import Bridge, bridge_of
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.functions import applied, begun, ended
+from linop.backends.autograd.real_calls import broken
 from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
@@ -28,12 +28,21 @@ from linop.operators.algebra import direct_sum
 from linop.strategies.data.mean_losses import Hint
 from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
 from linop.strategies.data.replicas import agree
+from linop.strategies.data.shapes_only import only_shapes
 from linop.strategies.data.sharded.calls import Call
 from linop.strategies.data.sharded.held import Held
-from linop.strategies.data.sharded.members import Member, converted, gathering, shard_marked
+from linop.strategies.data.sharded.members import (
+    Member,
+    are_given,
+    converted,
+    gathering,
+    others_there,
+    shard_marked,
+)
 from linop.strategies.data.sharded.precision import dtypes_of, paired
 from linop.strategies.data.sharded.prefetch import passes_of
-from linop.strategies.data.sharded.usage import noted, told, use_space
+from linop.strategies.data.sharded.transforms import untransformed
+from linop.strategies.data.sharded.usage import Gathering, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 
@@ -42,26 +51,11 @@ _CURE = (
     "left out for one worker's sake has to be left out on all"
 )
 
-
-_LOCAL = threading.local()
-
-
-@contextmanager
-def shapes_only() -> Iterator[None]:
-    """Context of this thread's forwards whose shapes alone are of use: whole parameters are zeros,
-    and no message is sent, so that other workers need not make them."""
-    before = getattr(_LOCAL, "shapes_only", False)
-    _LOCAL.shapes_only = True
-    try:
-        yield
-    finally:
-        _LOCAL.shapes_only = before
-
-
-def only_shapes() -> bool:
-    """True inside of `shapes_only`."""
-    found: bool = getattr(_LOCAL, "shapes_only", False)
-    return found
+_AS_IT_IS = nullcontext()
+_NO_GRAPH = (
+    "linop: fully_shard gathers parameters before a module's forward, outside of graphs: leave "
+    "fullgraph=True out, and torch compiles what is between"
+)
 
 
 class Unit:
@@ -88,6 +82,7 @@ class Unit:
         self.name = self.kind = name
         self._dtypes = dtypes
         self.axis, self._memory = axis, memory
+        self._is_alone = axis.size == 1
         self.backend = axis.backend
         self.worker = axis.index
         self.reshards = False
@@ -117,6 +112,8 @@ class Unit:
         """Versions of the shards when they were gathered last."""
         self._steps = Steps([])
         self._facts: Facts = {}
+        """Of the last gathering, and `_digest` is theirs."""
+        self._digest: tuple[int, ...] = ()
 
     def _have(self, members: Sequence[Member]) -> None:
         self.members = members
@@ -133,10 +130,11 @@ class Unit:
         low = bridge(self.dtype)
         high = low if sums == self.dtype else bridge(sums)
         exact = low if self.dtype == kind else high if sums == kind else bridge(kind)
-        self._bridge: Any = low
+        both: Any = low
         if self.dtype != kind or sums != kind:
-            self._bridge = paired(low, high, kind, self.dtype)
-        self._exact = exact
+            both = paired(low, high, kind, self.dtype)
+        self._bridge: Any = Gathering(both, len(spaces), PLACES)
+        self._exact = self._bridge if exact is both else Gathering(exact, len(spaces), PLACES)
         """Gathers the values of shards, in their dtype."""
         if self._memory != "default":
             aside = Aside(self.backend.arrays)
@@ -145,37 +143,33 @@ class Unit:
         size = torch.empty((), dtype=self.dtype).element_size()
         self._size = sum(prod(m.space.global_shape) for m in members) * size
 
-    def _sent(self, silent: bool = False) -> list[Tensor]:
-        """The shards, and a row of their uses, with a digest of what all workers have to have done
-        alike.
+    def _tell(self, bridge: Gathering) -> None:
+        """Let the next run of a bridge send, with the shards, a digest of what all workers have to
+        have done alike."""
+        if self._is_alone:
+            return
+        bridge.terms = self.alike * self.terms
+        versions, named = self.versions(), zip(self.spaces, self.shards, strict=True)
+        with torch._C.DisableTorchFunctionSubclass():
+            frozen = [name for name, p in named if not p.requires_grad]
+        facts = {
+            **self._steps.told("parameters were gathered last"),
+            "parameters changed since they were gathered last": self._seen not in (None, versions),
+            "parameters without requires_grad": frozen,
+        }
+        if facts != self._facts:
+            self._facts, self._digest = facts, gathered_digest(facts)
+        self._seen, bridge.note = versions, self._digest
 
-        Args:
-            silent: True: no digest, as for the second time in one step.
-        """
-        note: Sequence[float] = [0.0] * PLACES
-        if not silent and self.axis.size > 1:
-            versions = self.versions()
-            with torch._C.DisableTorchFunctionSubclass():
-                frozen = [name for name, p in self._parameters.items() if not p.requires_grad]
-            self._facts = {
-                **self._steps.told("parameters were gathered last"),
-                "parameters changed since they were gathered last": self._seen
-                not in (None, versions),
-                "parameters without requires_grad": frozen,
-            }
-            self._seen = versions
-            note = gathered_digest(self._facts)
-        return [*noted(self.shards, note, self.alike * self.terms)]
-
-    def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
-        """The whole parameters of what was gathered.
+    def _arrived(self, bridge: Gathering, wholes: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The whole parameters that were gathered.
 
         Raises:
             BackendError: a worker has not done what the others have; on every worker.
         """
-        if self.axis.size > 1 and not are_equal(gathered[-1].detach()[:, len(self.members) :]):
+        if not (self._is_alone or are_equal(bridge.notes)):
             raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
-        return [*told(gathered)]
+        return wholes
 
     def _convert(self) -> None:
         """Have the dtype of the shards, which ``double()`` or the like may have changed.
@@ -250,12 +244,19 @@ class Unit:
         with torch._C.DisableTorchFunctionSubclass():  # shards tell it in microseconds otherwise
             return [shard._version for shard in self.shards]
 
-    def start(self) -> bool:
-        """Start to gather; False if that was done. Collective."""
+    def start(self, again: bool = False) -> bool:
+        """Start to gather; False if that was done. Collective.
+
+        Args:
+            again: True: they were gathered in this step already.
+        """
         self._convert()
         if self._ahead is not None:
             return False
-        self._token = begun(self._bridge, self._sent(), self.name)
+        if not again:
+            self._tell(self._bridge)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._token = begun(self._bridge, self.shards, self.name)
         self._ahead = self.versions()
         return True
 
@@ -265,38 +266,43 @@ class Unit:
         self.passes.taken(self)
         self._bridge.finish()
 
-    def copies(self) -> list[Tensor]:
+    def copies(self) -> Sequence[Tensor]:
         """G of the shards. Collective; recorded in torch's graph."""
         if not torch.is_grad_enabled():
             return self.gathered()
         token = self._take()
         # A checkpoint that keeps results of operators would keep the whole parameters.
-        with unrecorded() if in_checkpoint() else nullcontext():
+        with unrecorded() if in_checkpoint() else _AS_IT_IS:
             if token is not None:
-                return self._arrived(ended(self._bridge, token, self.name))
-            return self._arrived(applied(self._bridge, self._sent(), self.name))
+                return self._arrived(self._bridge, ended(self._bridge, token, self.name))
+            self._tell(self._bridge)
+            with torch._C.DisableTorchFunctionSubclass():
+                return self._arrived(self._bridge, applied(self._bridge, self.shards, self.name))
 
-    def gathered(self, again: bool = False) -> list[Tensor]:
+    def gathered(self, again: bool = False) -> Sequence[Tensor]:
         """The whole parameters, without a graph. Collective.
 
         Args:
             again: True: they were gathered in this step already.
         """
         self._take()
-        # What was started is not sent again.
-        with torch.no_grad():
-            sent = [] if self._bridge.is_started else self._sent(again)
-            return self._arrived(self._bridge.run(sent))
+        return self._run(self._bridge, again)
 
-    def values(self) -> list[Tensor]:
+    def _run(self, bridge: Gathering, again: bool = False) -> Sequence[Tensor]:
+        """The results of a bridge, without a graph. What was started is not sent again."""
+        if not (again or bridge.is_started):
+            self._tell(bridge)
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            return self._arrived(bridge, bridge.run(self.shards))
+
+    def values(self) -> Sequence[Tensor]:
         """The whole parameters in the dtype of the shards, without a graph. Collective."""
         self._convert()
         if self.is_of_one_dtype:
             return self.gathered()
         if self._ahead is not None:  # by the bridge that this may be, too
             self.drop()
-        with torch.no_grad():
-            return self._arrived(self._exact.run(self._sent()))
+        return self._run(self._exact)
 
     def _take(self) -> Any:
         """Let the next run be that which `start` began, unless shards have changed.
@@ -320,50 +326,37 @@ class Unit:
             ArgumentError: modules have other parameters than were put there last.
         """
         del unused
-        if self._is_given():
-            self._open.append(None)
-            return
-        self._check_places()
-        call = self._computed_again()
+        if torch.compiler.is_dynamo_compiling():
+            return broken(_NO_GRAPH, self.enter)  # type: ignore[no-any-return]
+        if others := others_there(self.members, self._there):
+            if are_given(self.members, self._there):
+                self._open.append(None)
+                return
+            raise self._replaced(others)
+        call, transformed = self._computed_again(), False
         if call is not None:
             whole: Sequence[Tensor] = call.leaves()
         else:
-            call = self.held or self._called()
+            transformed = torch._C._are_functorch_transforms_active()
+            with untransformed() if transformed else _AS_IT_IS:
+                call = self.held or self._called()
             assert call.whole is not None
             whole = call.whole
-        self.put(whole)
         context = None
-        if (self.reshards or self.held) and torch.is_grad_enabled():
+        if (self.reshards or self.held) and torch.is_grad_enabled() and not transformed:
             context = call.hooks()
             context.__enter__()
         self._open.append((call, whole, context))
+        self.put(whole)
 
-    def _is_given(self) -> bool:
-        """True if modules have whole tensors that the user has put there for a call, as
-        torch.func.functional_call does: their gradients are the user's, and nothing moves."""
-        every = [
-            (module._parameters.get(name), member.space.global_shape)
-            for member in self.members
-            for module, name in member.places
-        ]
-        return all(
-            isinstance(p, Tensor) and not isinstance(p, torch.nn.Parameter) and p.shape == shape
-            for p, shape in every
-        ) and not any(p is own for p, _ in every for own in self._there)
-
-    def _check_places(self) -> None:
-        others = [
-            member.name
-            for member, tensor in zip(self.members, self._there, strict=True)
-            if any(module._parameters.get(name) is not tensor for module, name in member.places)
-        ]
-        if others:
-            raise ArgumentError(
-                f"fully_shard: parameters {others} of {self.name} are not the shards that were put "
-                f"there, as after load_state_dict(assign=True) or an assignment, or in "
-                f"torch.func.functional_call; copy values into the shards, or replace parameters "
-                f"before fully_shard"
-            )
+    def _replaced(self, others: Sequence[str]) -> ArgumentError:
+        return ArgumentError(
+            f"fully_shard: parameters {[*dict.fromkeys(others)]} of {self.name} are not the shards "
+            f"that were put there, as after load_state_dict(assign=True) or an assignment: copy "
+            f"values into the shards, or replace parameters before fully_shard; or as in "
+            f"torch.func.functional_call: give it whole tensors, of all parameters of "
+            f"{self.name}, as full_state_dict(net) has them, or shards as they are"
+        )
 
     def _called(self) -> Call:
         if only_shapes():
@@ -394,6 +387,8 @@ class Unit:
 
     def leave(self, module: Any, arguments: Any, result: Any) -> None:
         """After forward: put the shards in place."""
+        if torch.compiler.is_dynamo_compiling():
+            return broken(_NO_GRAPH, self.leave, module, arguments, result)  # type: ignore[no-any-return]
         del module, arguments
         if not self._open:
             return  # forward's collective failed
@@ -409,6 +404,15 @@ class Unit:
             self.hint.expect(result)
         self.put(self._open[-1][1] if self._open and self._open[-1] else self._resting)
 
+    def opened(self, module: Any) -> int:
+        """The number of forwards of the module that run."""
+        del module
+        return len(self._open)
+
+    def interrupt(self, module: Any) -> None:
+        """`leave` a forward that was interrupted."""
+        self.leave(module, (), None)
+
     def used(self, *unused: Any) -> None:
         """Before the forward of a module inside the unit's.
 
@@ -416,6 +420,8 @@ class Unit:
             ArgumentError: it is called by itself, where its parameters are shards.
         """
         del unused
+        if torch.compiler.is_dynamo_compiling():
+            return broken(_NO_GRAPH, self.used)  # type: ignore[no-any-return]
         if self._open or self.held:
             return
         call = self._computed_again()

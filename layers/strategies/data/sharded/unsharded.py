@@ -30,6 +30,21 @@ def unsharded(module: Any) -> Iterator[None]:
     Raises:
         ArgumentError: it has no such parameters; or, at the end, shards were changed inside, as by
             an optimizer's step.
+
+    Example:
+        Two micro-batches, whose gradients are summed over the workers once:
+
+        >>> import copy
+        >>> net, x = torch.nn.Linear(2, 2), torch.arange(8.0).view(4, 2)
+        >>> def program(backend):
+        ...     mine = strategies.fully_shard(copy.deepcopy(net), strategies.Mesh(dp=2)["dp"])
+        ...     with strategies.unsharded(mine):
+        ...         for row in x.chunk(2)[backend.worker]:
+        ...             mine(row).sum().backward()
+        ...         shape = tuple(mine.weight.shape)
+        ...     return shape, mine.weight.grad.tolist()
+        >>> linop.launch(program, workers=2)
+        [((2, 2), [[12.0, 16.0]]), ((2, 2), [[12.0, 16.0]])]
     """
     modules = expect("unsharded: module", module, torch.nn.Module).modules()
     every = [unit for one in modules for unit in getattr(one, "_linop_units", ())]

@@ -35,6 +35,10 @@ _PROCESS = uuid.uuid4().hex
 """This process, in messages to others."""
 
 
+_Place = tuple[int, str]
+"""A stage, and the key of a parameter that it has."""
+
+
 class _Holder(NamedTuple):
     """A worker's parameter, in words that others compare."""
 
@@ -98,28 +102,31 @@ class TiedWeights:
     ) -> None:
         self._backend = backend
         own = {
-            one.prefix + name: p
-            for one in stages.values()
+            (s, one.prefix + name): p
+            for s, one in stages.items()
             for name, p in keyed_parameters(one.module).items()
         }
         doing = "tie parameters of linop.strategies.Pipeline"
 
-        def work() -> dict[str, _Holder]:
+        def work() -> dict[_Place, _Holder]:
             keys = {key for group in names for key in group}
-            every = [_holders(one, plan.grid(s), keys) for s, one in stages.items()]
-            return {key: holder for holders in every for key, holder in holders.items()}
+            every = {s: _holders(one, plan.grid(s), keys) for s, one in stages.items()}
+            return {(s, key): one for s, some in every.items() for key, one in some.items()}
 
         said = agreement.gather_objects(agreement.each(work, "tied", doing), doing)
-        self._ties = [_tie(group, own, said, plan, backend) for group in names]
+        holders = {place: one for theirs in said for place, one in theirs.items()}
+        groups = [_places(group, holders) for group in names]
+        self._ties = [_tie(group, own, holders, plan, backend) for group in groups]
         self.copies = {
-            id(own[key])
-            for group in names
-            for key in group[1:]
-            if key in own and own[key] is not own.get(group[0])
+            id(own[place])
+            for group in groups
+            for place in group[1:]
+            if place in own and own[place] is not own.get(group[0])
         }
         self._before: list[list[_Earlier]] = []
-        holders = sorted({w for group in names for key in group for w in _holding(key, said)})
-        self._used = self._counting(holders) if holders else None
+        every = (holders[place].space.partition for group in groups for place in group)
+        workers = sorted({worker for grid in every for worker in grid.workers})
+        self._used = self._counting(workers) if workers else None
 
     def _counting(self, holders: Sequence[int]) -> BoundPlan:
         """Sums over all holders of a number for each tie, as a plan. Collective."""
@@ -209,9 +216,31 @@ def _is_summed(p: Tensor) -> bool:
     return bool(getattr(p.grad, "_linop_is_summed", False))
 
 
-def _holding(key: str, said: Sequence[Mapping[str, _Holder]]) -> Sequence[int]:
-    """The workers that hold a parameter."""
-    return next((theirs[key].space.partition.workers for theirs in said if key in theirs), ())
+def _places(group: Sequence[str], holders: Mapping[_Place, _Holder]) -> list[_Place]:
+    """The places of tied parameters, by key and stage.
+
+    Raises:
+        ArgumentError: there is none of a key.
+    """
+    found = []
+    for key in group:
+        some = sorted(place for place in holders if place[1] == key)
+        if not some:
+            raise ArgumentError(f"tied: {key!r} is no parameter of a stage")
+        found += some
+    return found
+
+
+def in_several(names: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Groups of tied parameters besides given ones: of each key that several stages have.
+
+    Args:
+        names: as in `TiedWeights`.
+        said: such keys, by worker.
+    """
+    known = {key for group in names for key in group}
+    every = dict.fromkeys(key for keys in said for key in keys)
+    return [[key] for key in every if key not in known]
 
 
 def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
@@ -227,12 +256,15 @@ def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[st
             come last.
     """
     found: dict[int, dict[str, int]] = {}
+    several: set[int] = set()
     for s, module in enumerate(modules):
         keyed = keyed_parameters(module) if isinstance(module, torch.nn.Module) else {}
         firsts = {id(p): name for name, p in reversed(keyed.items())}
         for p, name in firsts.items():
+            if p in found:
+                several.add(p)
             found.setdefault(p, {})[prefix_of(s, module) + name] = plan.graph.place[s]
-    for keys in (keys for keys in found.values() if len(keys) > 1):
+    for keys in (found[p] for p in found if p in several):
         if len(set(keys.values())) > 1 and not any(keys.keys() <= {*group} for group in names):
             raise ArgumentError(
                 f"parameters {list(keys)} are one, and in stages of several workers: name them in "
@@ -276,48 +308,45 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
 
 
 def _tie(
-    group: Sequence[str],
-    own: Mapping[str, Tensor],
-    said: Sequence[Mapping[str, _Holder]],
+    group: Sequence[_Place],
+    own: Mapping[_Place, Tensor],
+    holders: Mapping[_Place, _Holder],
     plan: Plan,
     backend: Backend,
 ) -> _Tie:
-    holders = {key: one for theirs in said for key, one in theirs.items()}
-    for key in group:
-        if key not in holders:
-            raise ArgumentError(f"tied: {key!r} is no parameter of a stage")
-        first, one = holders[group[0]], holders[key]
+    for place in group:
+        first, one = holders[group[0]], holders[place]
         there, others = one.space.partition, first.space.partition
         if one.object is not None and one.object == first.object and there != others:
             raise ArgumentError(
-                f"tied: {key!r} and {group[0]!r} are one tensor in the memory of workers "
+                f"tied: {_words(place, group)} are one tensor in the memory of workers "
                 f"{others.workers[0]} and {there.workers[0]}, which are threads; a copy for each "
-                f"expected"
+                f"expected: give each copy.deepcopy(stages)"
             )
         if one.about != first.about:
             what = "values"
             if one.about[:2] != first.about[:2]:
                 what = f"{one.about[:2]} and {first.about[:2]}"
-            raise ArgumentError(f"tied: {key!r} and {group[0]!r} are to be equal, and have {what}")
+            raise ArgumentError(f"tied: {_words(place, group)} are to be equal, and have {what}")
     dtype = numpy_dtype(holders[group[0]].dtype)
-    places: dict[Any, list[str]] = {}  # one for equal blocks on equal workers
-    for key in group:
-        X = holders[key].space
-        places.setdefault((X.partition, tuple(X.axes), X.bounds), []).append(key)
+    places: dict[Any, list[_Place]] = {}  # one for equal blocks on equal workers
+    for place in group:
+        X = holders[place].space
+        places.setdefault((X.partition, tuple(X.axes), X.bounds), []).append(place)
     spaces = [
         TensorSpace(
-            holders[keys[0]].space.global_shape,
+            holders[some[0]].space.global_shape,
             grid,
             dtype,
             axes,
             f"tie{n}",
             bounds=dict(enumerate(bounds)),
         )
-        for n, ((grid, axes, bounds), keys) in enumerate(places.items())
+        for n, ((grid, axes, bounds), some) in enumerate(places.items())
     ]
     held: dict[str, list[Tensor]] = {}
-    for X, keys in zip(spaces, places.values(), strict=True):
-        here = list({id(own[key]): own[key] for key in keys if key in own}.values())
+    for X, some in zip(spaces, places.values(), strict=True):
+        here = list({id(own[place]): own[place] for place in some if place in own}.values())
         if here:
             held[X.region(plan.worker).name] = here
     if len(spaces) == 1:
@@ -328,6 +357,13 @@ def _tie(
     if held:  # the first call binds the plan
         _summed(tie, {name: torch.zeros_like(own[0]) for name, own in held.items()}, backend)
     return tie
+
+
+def _words(place: _Place, group: Sequence[_Place]) -> str:
+    (first, key), (s, other) = group[0], place
+    if key == other:
+        return f"{key!r} of stage {s}, and of stage {first},"
+    return f"{other!r} and {key!r}"
 
 
 def _summed(tie: _Tie, grads: Mapping[str, Tensor], backend: Backend) -> Mapping[str, Tensor]:

@@ -22,7 +22,7 @@ from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
 from linop.strategies.data.reducer import reducer_of
-from linop.strategies.data.sharded.unit import shapes_only
+from linop.strategies.data.shapes_only import shapes_only
 from linop.strategies.pipelines.forms import (
     ALL,
     PLAIN,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ _DROPOUTS = {
     "feature_alpha_dropout": False,
 }
 """Dropouts, and whether they draw if they are not told."""
-_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"))
+RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"))
 _ATTENTIONS = "scaled_dot_product_attention", "attention_of_parts"
 """That of torch, and of `ContextParallel`, which draws for whole tensors."""
 _ALWAYS = frozenset(
@@ -55,7 +56,7 @@ def is_random(name: str) -> bool:
         name in _ALWAYS
         or plain in _DROPOUTS
         or plain == "rrelu"
-        or name in _RECURRENT
+        or name in RECURRENT
         or name in _ATTENTIONS
     )
 
@@ -71,7 +72,7 @@ def draws(call: FunctionCall) -> bool:
         return bool(call.given(3, "training", default=False))
     if name in _ATTENTIONS:
         return bool(call.given(4, "dropout_p", default=0.0))
-    return call.name in _RECURRENT and any(
+    return call.name in RECURRENT and any(
         isinstance(n, float) and n > 0 for n in (*call.args, *call.kwargs.values())
     )
 
@@ -108,7 +109,7 @@ def layout_of_draw(call: FunctionCall) -> Any:
     elif call.name in ("rand", "randn"):
         cut = shapes.filled(call)
     elif call.name in _BY_LAYOUT:
-        cut = call.cut_of()[1]
+        cut = call.cut_of(0, "input", "self", "tensor")[1]
     else:
         raise Refused(
             "draws as many numbers as this worker's part has; dropout, bernoulli, rand_like, "
@@ -260,15 +261,21 @@ def _made(call: FunctionCall, numbers: _Numbers) -> Tensor:
 
 
 def _filled(call: FunctionCall, numbers: _Numbers) -> Tensor:
-    x: Tensor = call.given(0, "self")
+    x: Tensor = call.given(0, "self", "tensor")
+    # Those of torch.nn.init name their tensor, and fill parameters, too.
+    with torch.no_grad() if "tensor" in call.kwargs else nullcontext():
+        return x.copy_(_fill(call, x, numbers))
+
+
+def _fill(call: FunctionCall, x: Tensor, numbers: _Numbers) -> Any:
     if call.name == "normal_":
         mean, std = call.given(1, "mean", default=0.0), call.given(2, "std", default=1.0)
-        return x.copy_(numbers.normal(x.shape, x.dtype, x.device) * std + mean)
+        return numbers.normal(x.shape, x.dtype, x.device) * std + mean
     u = numbers.uniform(x.shape, x.dtype, x.device)
     if call.name == "exponential_":
-        return x.copy_(-torch.log1p(-u) / call.given(1, "lambd", default=1.0))
-    low, high = call.given(1, "from", default=0.0), call.given(2, "to", default=1.0)
-    return x.copy_(low + u * (high - low))
+        return -torch.log1p(-u) / call.given(1, "lambd", default=1.0)
+    low, high = call.given(1, "from", "a", default=0.0), call.given(2, "to", "b", default=1.0)
+    return low + u * (high - low)
 
 
 def _tossed(call: FunctionCall, numbers: _Numbers) -> Tensor:

@@ -155,7 +155,7 @@ def _all_cut(call: FunctionCall) -> tuple[list[Any], Cut]:
         if not isinstance(layout, Cut):
             raise Refused(
                 "of whole tensors and ones that are split; one layout expected (a tensor that was "
-                "made outside of calls, as of keys in a cache that beams have reordered, is whole)"
+                "made outside of calls is whole, unless it is in a cache where a split one was)"
             )
         if (layout.dim - x.ndim, layout.sizes) != (cut.dim - tensors[0].ndim, cut.sizes):
             raise Refused("of tensors that are split in several ways; one layout expected")
@@ -187,4 +187,21 @@ def gathered(call: FunctionCall) -> Cut:
         theirs = call.layout_of(y)
         if not isinstance(theirs, Cut) or (theirs.dim, theirs.sizes) != (cut.dim, cut.sizes):
             raise Refused("by indices or values that are not split as the tensor is")
+    return cut
+
+
+def put(call: FunctionCall) -> Cut:
+    """index_copy and index_add: of a source that is cut alike, at indices that all workers have, as
+    keys and values are put into a cache of fixed length."""
+    x, source = call.given(0, "input", "self"), call.given(3, "source", "tensor")
+    cut, dim = call.layout_of(x), call.given(1, "dim")
+    theirs = call.layout_of(source)
+    if not isinstance(cut, Cut):
+        raise Refused("into a whole tensor")
+    if dim % x.ndim == cut.dim:
+        refuse_along(cut, x.ndim)
+    if not isinstance(theirs, Cut) or (theirs.dim, theirs.sizes) != (cut.dim, cut.sizes):
+        raise Refused("of a source that is not split as the tensor is")
+    if isinstance(call.layout_of(call.given(2, "index")), Cut):
+        raise Refused("at indices that are split")
     return cut

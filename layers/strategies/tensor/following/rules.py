@@ -118,6 +118,7 @@ RULES: Mapping[str, Rule] = {
     **_named("cat concat concatenate", parts.joined),
     "stack": parts.stacked,
     "index_select": parts.selected,
+    **_named("index_copy index_add", parts.put),
     **_named("gather scatter scatter_add take_along_dim scatter_reduce", parts.gathered),
     **_named("matmul mm bmm mv __matmul__ __rmatmul__ linalg_matmul", products.multiplied),
     **_named("addmm baddbmm addbmm addmv", products.added),

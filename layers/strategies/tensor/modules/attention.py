@@ -107,7 +107,8 @@ class ParallelAttention(ParallelLayer):
 
     def _copies(self, *inputs: Tensor) -> list[Tensor]:
         """Inputs as copies, each tensor once."""
-        converts, known = held(self, "inputs"), dict[int, Tensor]()
+        converts = held(self, "inputs")
+        known: dict[int, Tensor] = {}
         for x in inputs:
             if id(x) not in known:
                 known[id(x)] = converts[0](x) if converts else x

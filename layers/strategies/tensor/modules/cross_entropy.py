@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from numbers import Real
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.backends.autograd.real_calls import really
 from linop.errors import ArgumentError, DTypeError, ShapeError, expect
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.layer import Function
@@ -47,6 +50,17 @@ class CrossEntropyLoss(ParallelLayer):
             label_smoothing not from 0 to 1, on any worker; BackendError: they differ between
             workers; both on every worker. From a call, ArgumentError: a target is no class;
             ShapeError, DTypeError: target and logits do not fit.
+
+    Example:
+        Each worker has the logits of three classes of six:
+
+        >>> logits, target = torch.randn(4, 6).double(), torch.tensor([0, 2, 4, 5])
+        >>> wanted = torch.nn.functional.cross_entropy(logits, target)
+        >>> def program(backend):
+        ...     loss = strategies.CrossEntropyLoss(strategies.Mesh(tp=2)["tp"])
+        ...     return torch.allclose(loss(logits.chunk(2, 1)[backend.worker], target), wanted)
+        >>> linop.launch(program, workers=2)
+        [True, True]
     """
 
     floating = False
@@ -106,6 +120,7 @@ class CrossEntropyLoss(ParallelLayer):
         each = TensorSpace((blocks, count, *shape), X.partition, numpy_dtype(dtype), [0], "terms")
         _, gather = self.converted(each, REPLICATED)
         where, classes = X.slices(self.worker)[1], X.global_shape[1]
+        judge = partial(self._judge, classes)
         widths = torch.tensor([size // many for size in sizes for _ in range(many)]).view(
             -1, *[1] * len(shape)
         )
@@ -120,7 +135,8 @@ class CrossEntropyLoss(ParallelLayer):
             )
 
         def loss(x: Tensor, t: Tensor) -> Tensor:
-            counts = self._counts(t, classes)
+            counts = t != self.ignore_index
+            really(self, judge, (), (counts & ((t < 0) | (t >= classes))).any())
             top, sums, right, every = gather(own(x.to(dtype), t)).unbind(1)
             top = top.detach()
             # All beside the largest logit: logits that are far from 0 lose no digits.
@@ -140,15 +156,18 @@ class CrossEntropyLoss(ParallelLayer):
 
         return loss
 
-    def _counts(self, t: Tensor, classes: int) -> Tensor:
-        """True for targets that count."""
-        counts = t != self.ignore_index
-        if (counts & ((t < 0) | (t >= classes))).any():
+    def _judge(self, classes: int, wrong: Tensor) -> Sequence[Tensor]:
+        """Nothing.
+
+        Raises:
+            ArgumentError: some target is no class.
+        """
+        if wrong:
             raise ArgumentError(
                 f"{self._name}: targets from 0 to {classes - 1}, or ignore_index="
                 f"{self.ignore_index}, expected"
             )
-        return counts
+        return ()
 
 
 def _terms(x: Tensor, t: Tensor, where: slice) -> Tensor:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linop.backends.autograd.real_calls import really
 from linop.errors import ArgumentError, DTypeError, SubsetError
+from linop.layers.embedding import rows_of_block
 from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
@@ -59,20 +61,14 @@ class ParallelEmbedding(ParallelLayer):
         found = TensorSpace(shape, X.partition, np.dtype(dtype), [layout], sizes=cut)
         Y, laid_out = self.converted(found, self.output_layout)
         rows, padding = self.spaces["weight"].slices(self.worker)[0], self.padding_idx
-        if padding is not None and not self.dim:
-            padding = padding - rows.start if rows.start <= padding < rows.stop else None
 
         def looked_up(x: Tensor) -> Tensor:
-            self._check(x)
+            really(self, self._check, [((0,), torch.uint8)], x)
             if self.dim:
                 return laid_out(
                     self._scaled(torch.nn.functional.embedding(x, self.weight, padding))
                 )
-            here = (rows.start <= x) & (x < rows.stop)
-            at = x[here] - rows.start
-            values = self._scaled(torch.nn.functional.embedding(at, self.weight, padding))
-            mine = values.new_zeros((*x.shape, self.embedding_dim))
-            return laid_out(mine.index_put((here,), values))
+            return laid_out(self._scaled(rows_of_block(x, self.weight, rows.start, padding)))
 
         return laid_out_as(Y, looked_up)
 
@@ -82,12 +78,14 @@ class ParallelEmbedding(ParallelLayer):
             scale = scale.to(values)
         return values if scale is None else values * scale
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor) -> Sequence[Tensor]:
+        nothing = [torch.empty(0, dtype=torch.uint8)]
         if not x.numel():
-            return
+            return nothing
         low, high = (int(n) for n in torch.aminmax(x))
         if low < 0 or high >= self.num_embeddings:
             raise SubsetError(
                 f"Embedding: indices from {low} to {high}; there are {self.num_embeddings} "
                 f"embeddings"
             )
+        return nothing

@@ -13,10 +13,9 @@ from torch import Tensor
 from linop.backends import use
 from linop.backends.autograd.recompute import is_replaying
 from linop.errors import ArgumentError, LinopError, PartitionError, name_layer
-from linop.layers.agreement.input_agreement import Cache
 from linop.layers.agreement.metadata import call_metadata
 from linop.layers.agreement.naming import path_of
-from linop.layers.layer import Bound, Function, Layer
+from linop.layers.layer import Bound, Call, Function, Layer, Settled
 from linop.layers.parameters.weights import hold
 from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition, balanced
@@ -52,7 +51,7 @@ class ParallelLayer(Layer):
         self.axis, self.layouts, self.output_layout = axis, tuple(inputs), output
         self.calls: Calls | None = None
         self._in_a_call = False
-        self._known = Cache[Bound](_CACHE_SIZE)
+        self._known = Settled(_CACHE_SIZE)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         return [_in_range(self._name, self.layouts[number], ndim)]
@@ -173,16 +172,24 @@ class ParallelLayer(Layer):
         # The workers agreed on the call of the whole net, from which this one follows.
         calls = self.calls
         if not is_replaying():  # which follows the first computation
-            self._in_a_call = calls is not None and calls.running
-        if calls is None or self._agreement.debug or not self._in_a_call:
+            # torch's Module.__setattr__ takes 1 µs
+            self.__dict__["_in_a_call"] = calls is not None and calls.running
+        total = None if calls is None else calls.total
+        if total is None or self._agreement.debug or not self._in_a_call:
             return super()._function(tensors)
         own = tuple(
-            (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
+            [(n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None]
         )
         given = call_metadata(tensors, self.training, own)
-        key = calls.total, given
-        known = self._known.get(key)
-        return known or self._known.keep(key, self._new_function(given, {}))
+        last = self._known.last
+        if last is None or last.total != total or last.given != given:
+            key = total, given
+            last = self._known.get(key)
+            if last is None:
+                call = Call(given, None, total, self._new_function(given, {}))
+                last = self._known.keep(key, call)
+            self._known.last = last
+        return last.bound
 
     def extra_repr(self) -> str:
         ins = ", ".join(map(in_words, self.layouts))
@@ -203,8 +210,6 @@ class Redistribute(ParallelLayer):
         source, target: layouts.
         heads: parts of equal length of a dimension that is cut, which stay whole.
     """
-
-    traceable = True
 
     floating = False
     in_pieces = True
@@ -235,7 +240,9 @@ class Redistribute(ParallelLayer):
 
 
 def _applied(function: Function, x: Tensor) -> Tensor:
-    return function(x)
+    y: Tensor = function(x)
+    # Another tensor, also where nothing moves: the argument keeps its layout for its other uses.
+    return x.view_as(x) if y is x else y
 
 
 def _in_range(name: str, layout: Layout, ndim: int) -> Layout:

@@ -52,8 +52,6 @@ class _Linear(ParallelLayer):
         packings: the order of the rows of parameters of several parts, by name.
     """
 
-    traceable = True
-
     weight: Tensor
     bias: Tensor | None
 

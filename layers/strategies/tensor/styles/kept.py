@@ -44,6 +44,19 @@ class SequenceParallel(Style):
             whose input is split by heads; or none, of an input that is a copy on each worker.
         input_layouts, output_layouts: layouts of input and output, by default both split; with
             others the input is cut before, or the output gathered.
+
+    Example:
+        Each worker has two of four tokens; the gradient of the bias counts all four on both:
+
+        >>> import copy
+        >>> net, x = torch.nn.LayerNorm(2), torch.arange(8.0).view(1, 4, 2)
+        >>> def program(backend):
+        ...     tp, style = strategies.Mesh(tp=2)["tp"], strategies.SequenceParallel()
+        ...     mine = strategies.parallelize_module(copy.deepcopy(net), tp, style, inputs=1)
+        ...     mine(x.chunk(2, 1)[tp.index]).sum().backward()
+        ...     return mine.bias.grad.tolist()
+        >>> linop.launch(program, workers=2)
+        [[4.0, 4.0], [4.0, 4.0]]
     """
 
     sequence_dim: int | None = 1
@@ -100,6 +113,25 @@ class PrepareModuleInput(Style):
             it that take an input in this layout.
         input_kwarg_layouts, desired_input_kwarg_layouts: the same of inputs by name, as
             dictionaries with the same names. An input that is None stays None.
+
+    Example:
+        The input is split along the sequence, gathered once, and the result is split again:
+
+        >>> import copy
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+        >>> plan = {
+        ...     "": strategies.PrepareModuleInput(1, linop.COPIES),
+        ...     "0": strategies.ColwiseParallel(linop.COPIES),
+        ...     "2": strategies.RowwiseParallel(output_layouts=1),
+        ... }
+        >>> x = torch.randn(1, 4, 2)
+        >>> def program(backend):
+        ...     tp = strategies.Mesh(tp=2)["tp"]
+        ...     mine = strategies.parallelize_module(copy.deepcopy(net), tp, plan, inputs=1)
+        ...     rows, wanted = (y.chunk(2, 1)[tp.index] for y in (x, net(x)))
+        ...     return torch.allclose(mine(rows), wanted, atol=1e-6)
+        >>> linop.launch(program, workers=2)
+        [True, True]
     """
 
     input_layouts: Any = ()
@@ -149,6 +181,22 @@ class PrepareModuleOutput(Style):
             where None stands for one that is left as it is.
         desired_output_layouts: that of the result, likewise.
         heads: of a dimension that is cut, the number of parts of equal length that stay whole.
+
+    Example:
+        The features of the last layer are split; every worker gets them all:
+
+        >>> import copy
+        >>> net, x = torch.nn.Sequential(torch.nn.Linear(2, 6)), torch.ones(4, 2)
+        >>> plan = {
+        ...     "": strategies.PrepareModuleOutput(-1, linop.REPLICATED),
+        ...     "0": strategies.ColwiseParallel(),
+        ... }
+        >>> def program(backend):
+        ...     tp = strategies.Mesh(tp=2)["tp"]
+        ...     mine = strategies.parallelize_module(copy.deepcopy(net), tp, plan)
+        ...     return torch.allclose(mine(x), net(x), atol=1e-6)
+        >>> linop.launch(program, workers=2)
+        [True, True]
     """
 
     output_layouts: Any
@@ -190,6 +238,26 @@ class LocalAttributes(Style):
         names: of attributes, whole numbers; one alone, or several.
         heads: parts of equal length that stay whole, as for `ColwiseParallel`; by default the
             number itself.
+
+    Example:
+        A module that makes shapes with its number of heads, of which each worker has two of four:
+
+        >>> class Heads(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.n_heads, self.q = 4, torch.nn.Linear(2, 8)
+        ...
+        ...     def forward(self, x):
+        ...         return self.q(x).view(len(x), self.n_heads, 2)
+        >>> q = strategies.ColwiseParallel(heads=4)
+        >>> plan = {"": strategies.LocalAttributes("n_heads"), "q": q}
+        >>> def program(backend):
+        ...     with layers.seeded(0):
+        ...         net = Heads()
+        ...     mine = strategies.parallelize_module(net, strategies.Mesh(tp=2)["tp"], plan)
+        ...     return mine.n_heads, tuple(mine(torch.ones(3, 2)).shape)
+        >>> linop.launch(program, workers=2)
+        [(2, (3, 2, 2)), (2, (3, 2, 2))]
     """
 
     names: str | Sequence[str]

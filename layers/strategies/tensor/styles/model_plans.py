@@ -48,6 +48,15 @@ def tp_plan(model: Module, axis: Axis) -> dict[str, Style]:
 
     Raises:
         ArgumentError: the model has no plan.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+        >>> net._tp_plan = {"0": "colwise", "2": "rowwise"}  # as models of transformers have it
+        >>> def program(backend):
+        ...     return strategies.tp_plan(net, strategies.Mesh(tp=2)["tp"])
+        >>> plan = linop.launch(program, workers=2)[0]
+        >>> {name: type(style).__name__ for name, style in plan.items()}
+        {'0': 'ColwiseParallel', '2': 'RowwiseParallel'}
     """
     expect("tp_plan: model", model, Module), expect("tp_plan: axis", axis, Axis)
     given = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)

@@ -1,4 +1,6 @@
-"""Shadows of NumPy's arrays beside those of torch's tensors, by the addresses of their memory."""
+"""Shadows of NumPy's arrays: numbers of elements in place of values, by the addresses of memory, so
+that arrays that share memory have the same ones. No torch here; beside those of its tensors,
+`linop.testing.parallel.mpi.tensor_shadows`."""
 
 from __future__ import annotations
 
@@ -6,70 +8,64 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from linop.testing.parallel.mpi.buffers import Area, address_of
-from linop.testing.parallel.recording.records import UNKNOWN, ZERO, Moved
-from linop.testing.parallel.recording.shadows import Shadows
+from linop.testing.parallel.recording.records import UNKNOWN, ZERO, Lifted, Moved
 
 _ADDED = {"add": 1.0, "subtract": -1.0}
 _KEPT = {"positive", "conjugate"}
-
-PLAIN_NUMPY = torch.Tensor.numpy
 
 Terms = list[tuple[np.ndarray, Any]]
 """Numbers of elements, broadcast, with their factors; the sum of all is what is made."""
 
 
-class ArrayShadows(Shadows):
-    """Shadows of tensors and of NumPy's arrays."""
+class ArrayShadows:
+    """Shadows of arrays, while a function runs.
 
-    def __init__(self, call: int, backward: bool, given: Sequence[torch.Tensor | None]) -> None:
+    Args:
+        given: the function's arguments.
+    """
+
+    def __init__(self, call: int, backward: bool, given: Sequence[np.ndarray]) -> None:
+        self.lifted = Lifted(call, backward)
+        self._next = 1
+        self._stores: dict[int, Any] = {}
         self._ends: dict[int, tuple[int, int]] = {}
         """By the first address of a piece of memory: the address behind it, and the size of its
         elements."""
-        super().__init__(call, backward, given)
-        self.lifted.values = [_values(one) for one in given]
-        self._given = [(one, None if one is None else one._version) for one in given]
+        self._kept: list[Any] = []
+        for one in given:
+            fresh = np.arange(self._next, self._next + one.size).reshape(one.shape)
+            self._next += one.size
+            self.write(one, fresh)
+            self.lifted.given.append(fresh)
 
-    def finish(self, made: Sequence[torch.Tensor | None]) -> Any:
-        lifted = super().finish(made)
-        for k, ((one, version), before) in enumerate(zip(self._given, lifted.values, strict=True)):
-            same = one is None or one._version != version or np.array_equal(before, _values(one))
-            if not same:
-                lifted.overwritten.append(k)
-        lifted.results = [_values(one) for one in made]
-        return lifted
+    def finished(self, made: Sequence[Any]) -> Lifted:
+        """Movements that were followed.
+
+        Args:
+            made: the function's results; those that share no memory with what was followed are
+                constants.
+        """
+        for one in made:
+            known = self.numbers(one)
+            if known is None:
+                known = np.full(np.shape(one), UNKNOWN if np.any(one) else ZERO)
+            self.lifted.made.append(known)
+        return self.lifted
 
     # Memory
 
-    def _found(self, address: int, itemsize: int) -> tuple[torch.Tensor, int] | None:
+    def _found(self, address: int, itemsize: int) -> tuple[Any, int] | None:
         """The shadows of the memory that an address lies in, and the position there."""
         for start, (end, size) in self._ends.items():
             if start <= address < end and size == itemsize and not (address - start) % size:
                 return self._stores[start], (address - start) // size
         return None
 
-    def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if tensor.numel() == 0:
-            return None
-        found = self._found(tensor.data_ptr(), tensor.element_size())
-        if found is None:
-            return None
-        return torch.as_strided(found[0], tensor.shape, tensor.stride(), found[1])
-
-    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._view(tensor)
-        if known is not None:
-            return known
-        storage = tensor.untyped_storage()
-        self._begin(storage.data_ptr(), storage.nbytes(), tensor.element_size(), storage)
-        known = self._view(tensor)
-        return torch.zeros(tensor.shape, dtype=torch.int64) if known is None else known
-
     def _begin(self, start: int, length: int, itemsize: int, owner: Any) -> None:
         """Shadows of a piece of memory; the owner keeps it from being used again."""
-        known = torch.zeros(length // max(itemsize, 1), dtype=torch.int64)
+        known = self._zeros(length // max(itemsize, 1))
         for first, (end, size) in list(self._ends.items()):
             if start <= first and end <= start + length:  # parts of it, that were known alone
                 at = (first - start) // itemsize
@@ -79,6 +75,14 @@ class ArrayShadows(Shadows):
         self._stores[start], self._ends[start] = known, (start + length, itemsize)
         self._kept.append(owner)
 
+    def _zeros(self, count: int) -> Any:
+        return np.zeros(count, np.int64)
+
+    def _array(self, store: Any) -> np.ndarray:
+        """Shadows of a piece of memory as an array."""
+        found: np.ndarray = store
+        return found
+
     def shadow(self, array: np.ndarray) -> np.ndarray | None:
         """The numbers of an array's elements, a view of them; None if its memory has none."""
         if array.dtype.kind not in "fc" or not array.size:
@@ -87,13 +91,10 @@ class ArrayShadows(Shadows):
         if found is None or any(step % array.itemsize for step in array.strides):
             return None
         steps = [step // array.itemsize * 8 for step in array.strides]
-        return np.ndarray(array.shape, np.int64, found[0].numpy(), found[1] * 8, steps)
+        return np.ndarray(array.shape, np.int64, self._array(found[0]), found[1] * 8, steps)
 
     def numbers(self, value: Any) -> np.ndarray | None:
         """A copy of the numbers of an array's elements; None for what depends on no argument."""
-        if isinstance(value, torch.Tensor):
-            view = self._view(value)
-            return None if view is None else view.numpy().copy()
         if not isinstance(value, np.ndarray):
             return None
         known = self.shadow(value)
@@ -213,13 +214,3 @@ def _scaled(known: Any, factor: Any, beside: np.ndarray) -> Any:
         return UNKNOWN
     shape = np.broadcast_shapes(value.shape, beside.shape)
     return [(np.broadcast_to(known, shape), value)]
-
-
-def _values(tensor: Any) -> np.ndarray:
-    """A copy of a tensor's numbers; empty for what is none."""
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.is_meta:
-        return np.zeros(0)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return np.zeros(0)
-    found: np.ndarray = PLAIN_NUMPY(tensor.detach().double().clone())
-    return found

@@ -1,10 +1,9 @@
-"""Arrays of NumPy in `autograd.Function`s, read element by element beside torch's tensors.
+"""Arrays of NumPy in functions that are looked at, read element by element.
 
-Between a tensor and a call of mpi4py, programs use NumPy: ``tensor.numpy()`` is a view of the
-tensor's memory, buffers are made, copied, added. What torch does is seen by its dispatcher; what
-NumPy does is seen by `Tracked`, a subclass of its arrays that `tensor.numpy()` and NumPy's
-functions return while a step is recorded. Shadows are kept by addresses of memory, so that an array
-and a tensor that share memory have the same ones.
+What NumPy does is seen by `Tracked`, a subclass of its arrays that its functions return meanwhile,
+and the functions that are looked at are given. Between a tensor of torch and a call of mpi4py,
+programs use NumPy, too: ``tensor.numpy()`` is a view of the tensor's memory, buffers are made,
+copied, added (`linop.testing.parallel.mpi.tensor_shadows`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
-from linop.testing.parallel.mpi.array_shadows import PLAIN_NUMPY, ArrayShadows
+from linop.testing.parallel.mpi.array_shadows import ArrayShadows
 from linop.testing.parallel.mpi.buffers import address_of
 from linop.testing.parallel.recording.records import UNKNOWN, ZERO
 
@@ -35,14 +33,14 @@ _ACTIVE: list[Callable[[], Sequence[Any]]] = []
 """Functions that return the shadows of functions that are running."""
 
 
-def _active() -> list[ArrayShadows]:
+def active() -> list[ArrayShadows]:
     return [one for get in _ACTIVE for one in get() if isinstance(one, ArrayShadows)]
 
 
 def _wanted() -> list[ArrayShadows]:
     """The active shadows, if the program itself has called; none for NumPy, torch and linop."""
     caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
-    return [] if caller in ("linop", "numpy", "torch") else _active()
+    return [] if caller in ("linop", "numpy", "torch") else active()
 
 
 class Tracked(np.ndarray):
@@ -52,16 +50,16 @@ class Tracked(np.ndarray):
         out = kwargs.pop("out", ())
         values = [plain(one) for one in inputs]
         targets = tuple(plain(one) for one in out)
-        active = _active()
-        made = [one.ufunc(ufunc.__name__, method, values, kwargs) for one in active]
+        running = active()
+        made = [one.ufunc(ufunc.__name__, method, values, kwargs) for one in running]
         extra = {"out": targets} if out else {}
         kwargs = {key: plain(one) for key, one in kwargs.items()}
         result = getattr(ufunc, method)(*values, **kwargs, **extra)
         if method == "at":
-            for shadows, what in zip(active, made, strict=True):
+            for shadows, what in zip(running, made, strict=True):
                 shadows.write(values[0], UNKNOWN if what is not None else ZERO)
             return None
-        for shadows, what in zip(active, made, strict=True):
+        for shadows, what in zip(running, made, strict=True):
             for one in result if isinstance(result, tuple) else (result,):
                 shadows.result(one, what)
         if out:
@@ -76,15 +74,16 @@ class Tracked(np.ndarray):
             return None
         if name == "sum":
             return np.add.reduce(*args, **{"axis": None, **kwargs})
-        active = _active()
+        running = active()
         known = [
-            None if name not in _MOVING else _applied(func, one, args, kwargs) for one in active
+            None if name not in _MOVING else _applied(func, one, args, kwargs) for one in running
         ]
         touched = [
-            any(one.numbers(leaf) is not None for leaf in _leaves((args, kwargs))) for one in active
+            any(one.numbers(leaf) is not None for leaf in _leaves((args, kwargs)))
+            for one in running
         ]
         result = func(*_mapped(args, plain), **_mapped(kwargs, plain))
-        for shadows, numbers, is_touched in zip(active, known, touched, strict=True):
+        for shadows, numbers, is_touched in zip(running, known, touched, strict=True):
             given = [one for one in _leaves((args, kwargs)) if isinstance(one, np.ndarray)]
             marks = list(_leaves(numbers)) if numbers is not None else None
             for k, one in enumerate(_leaves(result)):
@@ -105,19 +104,19 @@ class Tracked(np.ndarray):
     def __getitem__(self, key: Any) -> Any:
         result = plain(self)[_mapped(key, plain)]
         if isinstance(result, np.ndarray) and not np.may_share_memory(result, self):
-            for shadows in _active():
+            for shadows in active():
                 known = shadows.numbers(self)
                 if known is not None:
                     shadows.write(result, known[_mapped(key, plain)])
         elif not isinstance(result, np.ndarray) and self.dtype.kind in "fc":
             # One element: an array of no dimensions, which keeps its number.
             one = plain(self)[(*key, ...) if isinstance(key, tuple) else (key, ...)]
-            return tracked(one) if _active() else result
+            return tracked(one) if active() else result
         return tracked(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = _mapped(key, plain)
-        for shadows in _active():
+        for shadows in active():
             numbers: Any = shadows.numbers(value)
             if numbers is None:
                 numbers = ZERO if not np.any(np.asarray(plain(value))) else UNKNOWN
@@ -155,7 +154,7 @@ def _method(name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = getattr(plain(self), name)(*args, **kwargs)
         if isinstance(result, np.ndarray) and not np.may_share_memory(result, self):
-            for shadows in _active():
+            for shadows in active():
                 known = shadows.numbers(self)
                 if known is not None:
                     shadows.write(result, getattr(known, name)(*args, **kwargs))
@@ -182,7 +181,7 @@ def tracked(value: Any) -> Any:
 
 
 def _copied(source: Any, result: np.ndarray) -> None:
-    for shadows in _active():
+    for shadows in active():
         numbers = shadows.numbers(source)
         if numbers is not None and numbers.size == result.size:
             shadows.write(result, numbers.reshape(result.shape))
@@ -220,17 +219,17 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-# Functions of NumPy and torch that make arrays
+# Functions of NumPy that make arrays
 
 
 def _creating(function: Any) -> Any:
     def create(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        active = _wanted()
-        for shadows in active:
+        running = _wanted()
+        for shadows in running:
             if isinstance(result, np.ndarray):
                 shadows.write(result, ZERO)
-        return tracked(result) if active else result
+        return tracked(result) if running else result
 
     return create
 
@@ -238,39 +237,19 @@ def _creating(function: Any) -> Any:
 def _converting(function: Any) -> Any:
     def convert(source: Any, *args: Any, **kwargs: Any) -> Any:
         result = function(plain(source), *args, **kwargs)
-        active = _wanted()
-        if active and isinstance(result, np.ndarray) and result.dtype.kind in "fc":
+        running = _wanted()
+        if running and isinstance(result, np.ndarray) and result.dtype.kind in "fc":
             if isinstance(source, list | tuple) and any(isinstance(o, Tracked) for o in source):
                 stacked = np.stack([np.asarray(one) for one in source])
                 _copied(stacked, result)
             elif isinstance(source, np.ndarray) and not np.may_share_memory(result, source):
                 _copied(source, result)
-            elif isinstance(source, torch.Tensor):
+            elif hasattr(source, "untyped_storage"):  # a tensor of torch
                 if source.data_ptr() != address_of(result):
                     _copied(source.detach(), result)
-        return tracked(result) if active else result
+        return tracked(result) if running else result
 
     return convert
-
-
-def _viewing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    result = PLAIN_NUMPY(tensor, *args, **kwargs)
-    return tracked(result) if _active() else result
-
-
-def _of_array(function: Any) -> Any:
-    """`torch.tensor`, which copies."""
-
-    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-        result = function(plain(data), *args, **kwargs)
-        for shadows in _active():
-            numbers = shadows.numbers(data)
-            if numbers is not None and numbers.size == result.numel():
-                if result.data_ptr() != address_of(data):
-                    shadows._set(result, torch.from_numpy(numbers).reshape(result.shape))
-        return result
-
-    return make
 
 
 @contextmanager
@@ -284,7 +263,6 @@ def tracking(shadows: Callable[[], Sequence[Any]]) -> Iterator[None]:
         *((np, name, _creating(getattr(np, name))) for name in ("zeros", "empty")),
         *((np, name, _converting(getattr(np, name)))
           for name in ("array", "asarray", "ascontiguousarray", "require")),
-        (torch, "tensor", _of_array(torch.tensor)),
     ]  # fmt: skip
     with ExitStack() as stack:
         _ACTIVE.append(shadows)
@@ -292,6 +270,4 @@ def tracking(shadows: Callable[[], Sequence[Any]]) -> Iterator[None]:
         for owner, name, new in changes:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, new)
-        torch.Tensor.numpy = _viewing  # type: ignore[method-assign, assignment]
-        stack.callback(delattr, torch.Tensor, "numpy")
         yield

@@ -65,6 +65,28 @@ def check_mpi(
         ArgumentError: the file lacks a function. BackendError: the program fails, or does not end
             in time; with the stacks of all ranks. MissingExtraError: mpi4py or ``mpiexec`` is
             missing.
+
+    Example:
+        A shift to the next rank, and its adjoint, in ``shift.py``::
+
+            def forward(x, comm):
+                y = np.empty_like(x)
+                after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+                comm.Sendrecv(x, after, recvbuf=y, source=before)
+                return y
+
+            def adjoint(y, comm):
+                x = np.empty_like(y)
+                after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+                comm.Sendrecv(y, before, recvbuf=x, source=after)
+                return x
+
+            def domain(rank, world):
+                return (3,)
+
+            codomain = domain
+
+        and ``bool(linop.testing.check_mpi("shift.py", workers=3))`` is True.
     """
     begun = time.monotonic()
     if importlib.util.find_spec("mpi4py") is None:
@@ -164,7 +186,8 @@ def _tried(
         is_pair = any(folder.glob("*.pair"))
         if not all(one.exists() for one in records):
             waits = any(one.stat().st_size for one in folder.glob("*.stack"))
-            is_final = is_pair or (waits and not any(folder.glob("*.error")))
+            seen = any(folder.glob("*.following")) and way == "trace"
+            is_final = (is_pair and not seen) or (waits and not any(folder.glob("*.error")))
             return _failure(folder, workers, seconds, said), is_final
         if not is_pair:
             from linop.testing.parallel.recording import processes  # its records may be read
@@ -200,7 +223,7 @@ def _all_are_late(folder: Path, workers: int) -> bool:
 
 
 def _failure(folder: Path, workers: int, seconds: float, said: str) -> Exception:
-    from linop.testing.parallel.recording.processes import failure
+    from linop.testing.parallel.recording.failures import failure
 
     written = [folder / f"{r}.{kind}" for r in range(workers) for kind in ("error", "stack")]
     if any(one.exists() and one.stat().st_size for one in written):

@@ -11,9 +11,12 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.testing.parallel.mpi import interception
+from linop.testing.parallel.mpi.array_shadows import ArrayShadows
+from linop.testing.parallel.mpi.arrays import plain, tracked, tracking
 from linop.testing.parallel.mpi.lines import line_of_program
 from linop.testing.parallel.mpi.words import Seen
 from linop.testing.parallel.recording import programs
+from linop.testing.parallel.recording.records import Collective, Lifted
 
 OWN, REPLICATED = "copies", "replicated"
 Side = tuple[tuple[int, ...] | None, np.dtype[Any]]
@@ -127,8 +130,18 @@ class Pair:
         alone, and inner products are compared in their real parts."""
         return self.is_complex(0) != self.is_complex(1)
 
-    def apply(self, side: int, vector: np.ndarray, listen: bool = False) -> np.ndarray:
+    @property
+    def transpose(self) -> str:
+        """The word for what the adjoint has to be of the forward."""
+        return "conjugate transpose" if self.is_complex(0) and self.is_complex(1) else "transpose"
+
+    def apply(
+        self, side: int, vector: np.ndarray, call: Callable[[Any, Any, Any], Any] | None = None
+    ) -> np.ndarray:
         """A function of a vector of all ranks, as one of all ranks; side 0 is the forward.
+
+        Args:
+            call: calls the function with its two arguments; by default as it is.
 
         Raises:
             ArgumentError, Fault: on all ranks, what a function returns or does on one of them.
@@ -139,20 +152,10 @@ class Pair:
         shape, kind = self.sides[side][self.rank]
         given = None if shape is None else mine.reshape(shape).astype(kind)
         before = None if given is None else given.copy()
-        heard = self.seen[side]
-
-        def listener(event: interception.Event) -> None:
-            sent, got = (
-                tuple(len(one.positions) for one in each) for each in (event.given, event.made)
-            )
-            about = event.name, event.ranks, event.peer, event.reduction
-            heard.append(Seen(*about, sent, got, line_of_program()))
-
-        if listen:
-            with interception.listened(listener):
-                result = function(given, self.comm)
-        else:
+        if call is None:
             result = function(given, self.comm)
+        else:
+            result = call(function, given, self.comm)
         flat: np.ndarray = np.zeros(0)
         strange = self._unexpected(side, result)
         fault = "" if strange else self._fault(side, given, before, result)
@@ -168,6 +171,53 @@ class Pair:
             if fault:
                 raise Fault(f"rank {rank}: {name}() {fault}")
         return np.concatenate([each for *_, each in said])
+
+    def hear(self, side: int, vector: np.ndarray) -> None:
+        """Apply a function to a vector, and keep what it calls in ``seen``."""
+
+        def listener(event: interception.Event) -> None:
+            sent, got = (
+                tuple(len(one.positions) for one in each) for each in (event.given, event.made)
+            )
+            about = event.name, event.ranks, event.peer, event.reduction
+            self.seen[side].append(Seen(*about, sent, got, line_of_program()))
+
+        def call(function: Any, given: Any, comm: Any) -> Any:
+            with interception.listened(listener):
+                return function(given, comm)
+
+        self.apply(side, vector, call)
+
+    def follow(
+        self, side: int, vector: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, tuple[Lifted, list[Collective]]]]:
+        """A function of a vector of all ranks; and by rank what it did to the elements of its
+        arrays, and its collectives."""
+        heard: list[Collective] = []
+        followed: list[ArrayShadows] = []
+
+        def listener(event: interception.Event) -> None:
+            for shadows in followed:
+                shadows.moved(len(heard), event.given, event.made)
+            heard.append(
+                Collective(
+                    len(heard), event.name, event.ranks, event.reduction, event.peer, [], [],
+                    event.splits, None, line_of_program(), "", "", -1, -1, "", event.dtype, "",
+                    event.tag,
+                )
+            )  # fmt: skip
+
+        def call(function: Any, given: Any, comm: Any) -> Any:
+            followed.append(ArrayShadows(0, side == 1, [] if given is None else [given]))
+            with tracking(lambda: followed), interception.listened(listener):
+                result = function(tracked(given), comm)
+            is_wanted = self.sides[1 - side][self.rank][0] is not None
+            followed[0].finished([result] if is_wanted else [])
+            return plain(result)
+
+        found = self.apply(side, vector, call)
+        everyone = self.plain.allgather((followed[0].lifted, heard))
+        return found, dict(enumerate(everyone))
 
     def _unexpected(self, side: int, result: Any) -> str:
         """A result that is no array of the expected kind, in words; empty if it is one."""

@@ -18,7 +18,7 @@ from linop.testing.checks import check_adjoint, check_dot_exact
 from linop.testing.parallel.findings import groups_text
 from linop.testing.parallel.mpi.functions import OWN, REPLICATED, Fault, Pair
 from linop.testing.parallel.mpi.report import Trial
-from linop.testing.parallel.relations import Groups
+from linop.testing.parallel.twins.relations import Groups
 from linop.testing.tested_maps.pairs import pair as tested_pair
 
 

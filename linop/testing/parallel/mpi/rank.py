@@ -36,8 +36,8 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
     try:
         from linop.backends.together.messages import encoded
 
-        marker = place / f"{rank}.pair"
-        found = found_on(target, comm, dtype, way == "trace", marker.touch)
+        marks = [(place / f"{rank}.{kind}").touch for kind in ("pair", "following")]
+        found = found_on(target, comm, dtype, way == "trace", *marks)
         (place / f"{rank}.part").write_bytes(encoded(found))
         (place / f"{rank}.part").rename(place / f"{rank}.record")
     except BaseException as error:
@@ -51,7 +51,12 @@ def take_part(target: str, folder: str, dtype: str, seconds: float, way: str) ->
 
 
 def found_on(
-    target: str, comm: Any, dtype: str, trace: bool, is_pair: Callable[[], None] | None = None
+    target: str,
+    comm: Any,
+    dtype: str,
+    trace: bool,
+    is_pair: Callable[[], None] | None = None,
+    following: Callable[[], None] | None = None,
 ) -> Any:
     """A rank's finding: the report of a pair of functions, or records of a step. Collective.
 
@@ -59,6 +64,7 @@ def found_on(
         comm: the communicator of all ranks, with listeners.
         trace: False to record results alone.
         is_pair: called if it is a pair of functions, before they are.
+        following: called before a pair is looked at while it runs.
     """
     from linop.testing.parallel.mpi.functions import pair_of
 
@@ -68,7 +74,7 @@ def found_on(
 
         if is_pair is not None:
             is_pair()
-        return checked(parts, comm)
+        return checked(parts, comm, trace, following)
     import torch
 
     from linop.testing.parallel.mpi.recorder import MPIRecorder

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.testing.parallel.mpi.array_shadows import ArrayShadows
-from linop.testing.parallel.mpi.arrays import tracking
 from linop.testing.parallel.mpi.buffers import Area, address_of
 from linop.testing.parallel.mpi.check import OVERWRITES
 from linop.testing.parallel.mpi.interception import Event, listened
+from linop.testing.parallel.mpi.tensor_shadows import TensorShadows, tracking_tensors
 from linop.testing.parallel.recording.recorder import Recorder
 from linop.testing.parallel.recording.records import Collective
 from linop.testing.parallel.recording.tensors import LARGEST, local, users_line
@@ -22,13 +21,13 @@ from linop.testing.parallel.recording.tensors import LARGEST, local, users_line
 class MPIRecorder(Recorder):
     """A recorder that hears of calls of mpi4py, too, and follows elements through arrays."""
 
-    shadows = ArrayShadows
+    shadows = TensorShadows
 
     @contextmanager
     def recording(self, model: torch.nn.Module, plain: Callable[[str], str]) -> Iterator[None]:
         with (
             super().recording(model, plain),
-            tracking(lambda: () if self.is_aside else self._shadows),
+            tracking_tensors(lambda: () if self.is_aside else self._shadows),
             listened(self.heard),
         ):
             yield
@@ -61,7 +60,7 @@ class MPIRecorder(Recorder):
             for one in event.made:
                 self._changed_at(one)
             for shadows in self._shadows:
-                if isinstance(shadows, ArrayShadows):
+                if isinstance(shadows, TensorShadows):
                     shadows.moved(number, event.given, event.made)
         self.collectives.append(
             Collective(
@@ -86,7 +85,7 @@ class MPIRecorder(Recorder):
     def _parameter_at(self, event: Event) -> str:
         """The name of the parameter whose gradient the buffers are."""
         for one in (*event.made, *event.given):
-            name = self._grads.get((one.address, one.memory.size))
+            name = self.gradients.at.get((one.address, one.memory.size))
             if name:
                 return name
         return ""

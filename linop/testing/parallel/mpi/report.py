@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from linop.testing.parallel.lifting.naming import with_article
+
 
 @dataclass(frozen=True)
 class Movement:
@@ -34,6 +36,11 @@ class Trial:
         arrives: True if the adjoint is known to bring all elements to the ranks to which the
             transpose of the forward does, and no others: numbers are wrong, not the movements.
         factor: k, if the adjoint is k times the transpose of the forward.
+        wanted: the adjoint of the forward between these spaces, in words; empty if it is not known.
+        is_local: True if that is known to need no communication.
+        lost: pairs of ranks of which all wrong entries are, of the first one's elements on the
+            second one, where they are zero; empty if wrong ones are others.
+        is_zero: True if the forward is zero there, as spaces are that nobody has in mind.
     """
 
     domain: str
@@ -43,10 +50,19 @@ class Trial:
     text: str = ""
     arrives: bool = False
     factor: float = 1.0
+    wanted: str = ""
+    is_local: bool = False
+    lost: tuple[tuple[int, int], ...] = ()
+    is_zero: bool = False
+
+    @property
+    def between(self) -> str:
+        """The spaces, in words."""
+        return f"x {self.domain}, y {self.codomain}"
 
     def __str__(self) -> str:
         verdict = "adjoint" if self.passed else f"NOT adjoint: {self.text}"
-        return f"x {self.domain}, y {self.codomain}: {verdict}"
+        return f"{self.between}: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,8 @@ class PairReport:
         forward, adjoint: the collectives of the two functions.
         operators: operators that are missing or too many; empty if the pair is right.
         faults: what is wrong besides, such as a changed argument.
+        operator, adjoint_operator: the two functions as linop's operators, in its notation; empty
+            if they are not known.
     """
 
     program: str
@@ -73,6 +91,8 @@ class PairReport:
     operators: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    operator: str = ""
+    adjoint_operator: str = ""
     seconds: float = field(default=0.0, compare=False)
 
     def __bool__(self) -> bool:
@@ -87,7 +107,9 @@ class PairReport:
             lines.append(f"  spaces:   {self.trials[0]}")
         lines.append(f"  compared: {self.evidence}")
         for name, each in (("forward", self.forward), ("adjoint", self.adjoint)):
-            lines.append(f"  {name}:  {', then '.join(map(str, each)) or 'no communication'}")
+            text = f"  {name}:  {', then '.join(map(str, each)) or 'no communication'}"
+            wanted = self.trials[0].wanted if self.trials and name == "forward" else ""
+            lines.append(f"{text}; its adjoint is {with_article(wanted)}" if wanted else text)
         lines += [f"  operator: {one}" for one in self.operators]
         lines += [f"  fault:    {one}" for one in self.faults]
         lines += [f"  between other spaces: {one}" for one in self.trials[1:]]

@@ -158,6 +158,10 @@ def operators(
             wanted[other] += times
     said = []
     missing, extra = wanted - back, back - wanted
+    if any(one[0] == "unread" for one in there):
+        extra = Counter()  # what it moves is not known
+    if any(one[0] == "unread" for one in back):
+        missing = Counter()
     if trial.arrives:
         missing = Counter()
         sums = {one for one in extra if one[0] in _SUMS and len(one[1]) == trial.factor}
@@ -184,7 +188,16 @@ def operators(
             if one in free:
                 needless += f": the {words(origin[one])} of the forward makes copies of one vector"
             said.append(needless)
-    return said or _counts(forward, adjoint)
+    return said or _unused(trial, back_lines) or _counts(forward, adjoint)
+
+
+def _unused(trial: Trial, lines: dict[Key, str]) -> list[str]:
+    """Messages of the adjoint that bring what is lost."""
+    ran: list[Key] = [("message", ends, -1) for ends in trial.lost]
+    if not ran or any(one not in lines for one in ran):
+        return []
+    where = ", ".join(dict.fromkeys(lines[one] for one in ran))
+    return [f"what messages from rank {_pairs(ran)} ({where}) bring in the adjoint is not added"]
 
 
 def _counts(forward: Sequence[Sequence[Seen]], adjoint: Sequence[Sequence[Seen]]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from linop.backends.together.messages import allow, decoded, encoded
-from linop.errors import ArgumentError, BackendError
-from linop.testing.parallel.findings import ranks_text
+from linop.errors import ArgumentError
 from linop.testing.parallel.recording import records
+from linop.testing.parallel.recording.failures import failure
 from linop.testing.parallel.recording.programs import Program
-from linop.testing.parallel.recording.rank import STACKS, take_part
+from linop.testing.parallel.recording.rank import PROBES, STACKS, take_part
 from linop.testing.parallel.recording.records import Lifted, Moved
 
 allow(Lifted, Moved)
-allow(records.Tensor, records.Call, records.Collective, records.Declared)
-allow(records.Parameter, records.Record)
+allow(records.Tensor, records.Call, records.Placed, records.Collective, records.Declared)
+allow(records.Parameter, records.Record, records.Probe, records.Probed)
 
 Records = tuple[list[records.Record], records.Record]
 """Of all ranks, and of the twin."""
@@ -41,6 +40,7 @@ def run(
     seconds: float,
     trace: bool,
     forks: bool = False,
+    probes: Sequence[records.Probe] = (),
 ) -> Records:
     """Start processes, each of which records one step, and wait for them.
 
@@ -49,6 +49,7 @@ def run(
         seconds: the longest time.
         forks: forks of this process run the file, too. That is quicker, and safe where torch has
             computed nothing yet.
+        probes: functions that are looked at alone after the step.
 
     Raises:
         ArgumentError: the program's parts do not fit. BackendError: a process failed, or waits for
@@ -57,6 +58,7 @@ def run(
     if workers < 1:
         raise ArgumentError(f"workers: {workers} given, 1 or more expected")
     with tempfile.TemporaryDirectory(prefix="linop-") as folder:
+        (Path(folder) / PROBES).write_bytes(encoded(list(probes)))
         given = [(program, r, workers, folder, dtype, seconds, trace) for r in range(workers)]
         started: Sequence[Any]
         if isinstance(program, str) and not forks:
@@ -67,14 +69,14 @@ def run(
         for one in started:
             one.start()
         try:
-            _wait(started, seconds)
+            _wait(started, seconds, Path(folder))
+            ended = {rank: one.exitcode for rank, one in enumerate(started)}
         finally:
             for one in started:
                 if one.is_alive():
                     one.kill()
             for one in started:
                 one.join()
-        ended = {rank: one.exitcode for rank, one in enumerate(started)}
         return _read(Path(folder), workers, seconds, ended)
 
 
@@ -125,13 +127,16 @@ class _Command:
             self._process.wait()
 
 
-def _wait(started: Sequence[Any], seconds: float) -> None:
+def _wait(started: Sequence[Any], seconds: float, folder: Path) -> None:
+    """Wait until all have ended, or the time is over, or one has failed and others do not end.
+    These write their stacks then, if they have said that they can: `STACKS` ends others."""
     end = time.monotonic() + seconds
     while any(one.is_alive() for one in started) and time.monotonic() < end:
         if any(one.exitcode not in (None, 0) for one in started):
             end = min(end, time.monotonic() + _GRACE)
         time.sleep(0.02)
-    late = [one for one in started if one.is_alive()]
+    late = [one for rank, one in enumerate(started)
+            if one.is_alive() and (folder / f"{rank}.stack").exists()]  # fmt: skip
     for one in late:
         os.kill(one.pid, STACKS)
     if late:
@@ -142,7 +147,7 @@ def _read(folder: Path, workers: int, seconds: float, ended: dict[int, int | Non
     """The records.
 
     Args:
-        ended: the processes' statuses.
+        ended: the processes' statuses, before those that waited for others were ended.
 
     Raises:
         ArgumentError, BackendError: some process has written none.
@@ -152,34 +157,6 @@ def _read(folder: Path, workers: int, seconds: float, ended: dict[int, int | Non
         raise failure(folder, workers, seconds, ended)
     found = [decoded(path.read_bytes()) for path in paths]
     return [one for one, _ in found], found[0][1]
-
-
-def failure(
-    folder: Path, workers: int, seconds: float, ended: dict[int, int | None] | None = None
-) -> Exception:
-    """The reason why a process has written no record."""
-    errors = {r: folder / f"{r}.error" for r in range(workers)}
-    texts = {r: path.read_text() for r, path in errors.items() if path.exists()}
-    plain = {r: text for r, text in texts.items() if not text.startswith("Traceback")}
-    if plain:
-        rank, text = min(plain.items())
-        return ArgumentError(f"rank {rank}: {text}")
-    stacks = {r: (folder / f"{r}.stack").read_text() for r in range(workers)
-              if (folder / f"{r}.stack").exists()}  # fmt: skip
-    for rank, status in (ended or {}).items():
-        if rank not in texts and status is not None and status not in (0, -signal.SIGKILL):
-            how = f"by signal {-status}" if status < 0 else f"with status {status}"
-            texts[rank] = f"its process has ended {how}"
-    # Who has failed by itself first, then those that noticed.
-    texts = dict(sorted(texts.items(), key=lambda one: "Connection closed by peer" in one[1]))
-    if texts:
-        head = f"{ranks_text(tuple(texts))} of the program failed"
-        return BackendError("\n".join([f"{head}:", *(f"rank {r}: {t}" for r, t in texts.items())]))
-    text = "\n".join(f"rank {r}:\n{stack}" for r, stack in stacks.items() if stack)
-    return BackendError(
-        f"the program did not end within {seconds:g} s: some ranks wait for others that do not "
-        f"come (or it needs more time: give more seconds). They were at\n{text}"
-    )
 
 
 @contextmanager

@@ -15,12 +15,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from linop.backends.together.messages import encoded
+from linop.backends.together.messages import decoded, encoded
 from linop.errors import LinopError
 from linop.testing.parallel.recording.programs import Program, of_file
 
 STACKS = signal.SIGUSR1
 """The signal at which a process writes the stacks of its threads."""
+PROBES = "probes"
+"""The file that says which functions are looked at alone."""
 
 
 def _ends_with_its_parent(parent: int) -> None:
@@ -70,7 +72,8 @@ def take_part(
         if not isinstance(program, Program):
             tensors.own_file(__file__)
             program = of_file(program)
-        found = steps.recorded(program, kind, trace)
+        probes = decoded((place / PROBES).read_bytes())
+        found = steps.recorded(program, kind, trace, probes=probes)
         (place / f"{rank}.part").write_bytes(encoded(found))
         (place / f"{rank}.part").rename(place / f"{rank}.record")
         dist.barrier()

@@ -7,6 +7,7 @@ from other random numbers when a model is cut.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,9 +17,11 @@ import torch
 from torch.autograd import Function
 from torch.nn.modules import module as hooks
 
-from linop.testing.parallel.recording.collectives import described
-from linop.testing.parallel.recording.declared import declarations
+from linop.testing.parallel.recording.collectives import IN_MEMORY, Described, described
+from linop.testing.parallel.recording.declared import declarations, kinds, placed
+from linop.testing.parallel.recording.gradients import Gradients
 from linop.testing.parallel.recording.modes import RANDOM, Functions, Moves
+from linop.testing.parallel.recording.probes import Kept, probed
 from linop.testing.parallel.recording.records import (
     AFTER,
     BACKWARD,
@@ -27,27 +30,23 @@ from linop.testing.parallel.recording.records import (
     Collective,
     Declared,
     Lifted,
+    Probed,
     Tensor,
 )
+from linop.testing.parallel.recording.rehearsals import rehearsals
 from linop.testing.parallel.recording.shadows import Shadows
+from linop.testing.parallel.recording.switches import switches
 from linop.testing.parallel.recording.tensors import (
+    DISTRIBUTED,
+    address_of,
+    apart,
+    has_gaps,
     local,
     numbers,
-    storage_of,
     tensors_in,
     users_line,
 )
-
-
-def synchronizing() -> list[tuple[Any, str]]:
-    """Classes and methods by which programs switch off the sums of data parallelism."""
-    found: list[tuple[Any, str]] = [(torch.nn.parallel.DistributedDataParallel, "no_sync")]
-    try:
-        from torch.distributed.fsdp import FSDPModule
-    except ImportError:
-        return found
-    names = "set_requires_gradient_sync", "set_is_last_backward", "set_requires_all_reduce"
-    return found + [(FSDPModule, name) for name in names if hasattr(FSDPModule, name)]
+from linop.testing.parallel.recording.titles import title
 
 
 class Recorder:
@@ -62,6 +61,10 @@ class Recorder:
     """The class that reads `autograd.Function`s element by element."""
 
     def __init__(self) -> None:
+        self.wanted: set[tuple[str, str, str, int]] = set()
+        """Calls of `autograd.Function`s to be looked at alone."""
+        self._to_probe: list[tuple[Call, Kept]] = []
+        self._seen: Counter[tuple[str, str, str]] = Counter()
         self.tensors: list[Tensor] = []
         self.calls: list[Call] = []
         self.collectives: list[Collective] = []
@@ -73,22 +76,20 @@ class Recorder:
         self._modules: list[tuple[str, str, torch.nn.Module]] = []
         self._paths: dict[int, str] = {}
         self._functions: list[int] = []
+        self._operations: list[str] = []
         self._nodes: dict[Any, int] = {}
         self.passes = 0
         self._made: dict[tuple[Any, int], int] = {}
         """Tensors by the node that computed them, and its output."""
-        self._parameters: dict[str, torch.Tensor] = {}
-        self._grads: dict[tuple[int, int], str] = {}
-        """Names of parameters by the storage of their gradients."""
+        self.gradients = Gradients()
+        self._pending: dict[int, list[tuple[Tensor, torch.Tensor]]] = {}
+        """Results of functional collectives that nobody has waited for, by their memory."""
         self.unsynchronized: list[str] = []
+        self.divided: list[str] = []
         self.declared: list[Declared] = []
         self.lifted: list[Lifted] = []
         self._shadows: list[Shadows] = []
         self.is_aside = False
-        self.lines: dict[str, str] = {}
-        """Lines that changed gradients of parameters in place, the last ones, by their names."""
-        self.changes: dict[str, dict[str, None]] = {}
-        """All lines that changed or replaced gradients after a backward pass, by their names."""
 
     # The context
 
@@ -100,9 +101,11 @@ class Recorder:
             plain: from names of modules and parameters to those of the twin.
         """
         self._paths = {id(one): plain(name) for name, one in model.named_modules()}
-        self._parameters = {plain(name): one for name, one in model.named_parameters()}
+        parameters: dict[str, torch.Tensor] = {}
+        parameters |= {plain(name): one for name, one in model.named_parameters()}
+        self.gradients.parameters = parameters
         buffers = {plain(name): one for name, one in model.named_buffers()}
-        for name, one in {**self._parameters, **buffers}.items():
+        for name, one in {**parameters, **buffers}.items():
             self._names[id(local(one))] = self._names[id(one)] = name
             self._kept.append(one)
         with ExitStack() as stack:
@@ -113,8 +116,9 @@ class Recorder:
             ):
                 stack.callback(hook.remove)
             stack.enter_context(self._applied())
-            stack.enter_context(self._unsynchronized())
-            stack.enter_context(declarations(self.declared.append))
+            stack.enter_context(switches(self.unsynchronized.append, self.divided.append))
+            stack.enter_context(declarations(self.declared.append, self.aside))
+            stack.enter_context(rehearsals(self.aside))
             stack.enter_context(Moves(self))
             stack.enter_context(Functions(self))
             yield
@@ -141,7 +145,9 @@ class Recorder:
         taken: Any = torch._C._FunctionBase.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            with recorder.applying(cls.__name__, args, kwargs) as finish:
+            if recorder.is_aside:
+                return before.__get__(None, cls)(*args, **kwargs)
+            with recorder.applying(cls, args, kwargs) as finish:
                 calling.append(cls)
                 try:
                     return finish(before.__get__(None, cls)(*args, **kwargs))
@@ -150,10 +156,10 @@ class Recorder:
 
         def apply_taken(cls: Any, *args: Any, **kwargs: Any) -> Any:
             plain = taken.__get__(None, cls)
-            if calling == [cls]:
+            if calling == [cls] or recorder.is_aside:
                 calling.clear()
                 return plain(*args, **kwargs)
-            with recorder.applying(cls.__name__, args, kwargs) as finish:
+            with recorder.applying(cls, args, kwargs) as finish:
                 return finish(plain(*args, **kwargs))
 
         before: Any = Function.__dict__["apply"]  # of C since torch 2.14
@@ -170,27 +176,6 @@ class Recorder:
                 del inner.apply  # type: ignore[attr-defined]
 
     @contextmanager
-    def _unsynchronized(self) -> Iterator[None]:
-        """Lines that keep data parallelism from summing gradients are recorded."""
-        with ExitStack() as stack:
-            for kind, name in synchronizing():
-                plain = getattr(kind, name)
-                setattr(kind, name, self._noticed(plain, name))
-                stack.callback(setattr, kind, name, plain)
-            yield
-
-    def _noticed(self, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A method that records the line that calls it, if that keeps gradients from being
-        summed."""
-
-        def method(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if name == "no_sync" or not (args[0] if args else next(iter(kwargs.values()), True)):
-                self.unsynchronized.append(": ".join(users_line()))
-            return plain(module, *args, **kwargs)
-
-        return method
-
-    @contextmanager
     def aside(self) -> Iterator[None]:
         """Context of work of our own, which is not recorded."""
         before, self.is_aside = self.is_aside, True
@@ -201,11 +186,12 @@ class Recorder:
             self.is_aside = before
 
     @contextmanager
-    def applying(self, name: str, args: Any, kwargs: Any) -> Iterator[Callable[[Any], Any]]:
+    def applying(self, kind: Any, args: Any, kwargs: Any) -> Iterator[Callable[[Any], Any]]:
         """Context of a call of an `autograd.Function`; yields a function to be given its result."""
         given = list(tensors_in((args, kwargs)))
-        call = self._call(name, given)
-        call.custom = True
+        call = self._call(title(kind.__name__), given)
+        call.custom, call.placed = True, placed(kind, args)
+        self._keep(call, kind, args)
         self._functions.append(call.number)
         with self.aside():
             self._shadows.append(self.shadows(call.number, False, given))
@@ -220,7 +206,7 @@ class Recorder:
             nodes = dict.fromkeys(one.grad_fn for one in found if one.grad_fn is not None)
             for node in nodes:
                 self._nodes[node] = call.number
-                self._follow(node, call.number)
+                self._follow(node, call)
             return result
 
         try:
@@ -229,12 +215,35 @@ class Recorder:
             self._functions.pop()
             self._shadows.pop()
 
-    def _follow(self, node: Any, call: int) -> None:
+    def _keep(self, call: Call, kind: Any, args: Any) -> None:
+        """Keep the arguments of a call that is to be looked at alone."""
+        if call.inside >= 0 or call.phase != FORWARD:
+            return
+        called = call.name, call.module, call.line
+        self._seen[called] += 1
+        about = *called, self._seen[called]
+        if about in self.wanted:
+            with self.aside():
+                self._to_probe.append((call, Kept.of(kind, args, about)))
+
+    def probe(self) -> list[Probed]:
+        """Look at functions alone, after the step."""
+        for call, kept in self._to_probe:
+            came = (self.tensors[number].gradient for number in call.outputs)
+            kept.cotangents = [None if one is None else torch.from_numpy(one) for one in came]
+        return [probed(kept) for _, kept in self._to_probe]
+
+    def _follow(self, node: Any, call: Call) -> None:
         """Look at what the backward of a function does."""
 
-        def begin(gradients: Any) -> None:
+        def begin(gradients: Any) -> Any:
+            if call.placed is not None:
+                found: list[Any] = [one for one in gradients if isinstance(one, DISTRIBUTED)]
+                call.placed.arrived = kinds(found[0].placements) if found else None
             with self.aside():
-                self._shadows.append(self.shadows(call, True, gradients))
+                gradients = tuple(apart(one) for one in gradients)
+                self._shadows.append(self.shadows(call.number, True, gradients))
+            return gradients
 
         def end(inputs: Any, outputs: Any) -> None:
             del outputs
@@ -265,7 +274,7 @@ class Recorder:
             return FORWARD
         if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
             return FORWARD  # of the next part of a batch
-        self._find_gradients()
+        self.gradients.find()
         return AFTER
 
     def _call(self, name: str, inputs: Sequence[torch.Tensor]) -> Call:
@@ -293,26 +302,20 @@ class Recorder:
                 f"if both models draw the same"
             )
         if call.phase == AFTER:
-            for one in inputs:
-                if name_ := self._grads.get(storage_of(one)):
-                    self.lines[name_] = f"{call.line}: {call.text}"
-                    if name.endswith("_"):
-                        self._has_changed(name_, self.lines[name_])
-
-    def _has_changed(self, name: str, line: str) -> None:
-        self.changes.setdefault(name, {})[line] = None
+            self.gradients.used(name, f"{call.line}: {call.text}", inputs, found)
 
     def replaced(self, tensor: torch.Tensor) -> None:
         """An attribute of a tensor is set, such as the gradient of a parameter."""
         name = self._names.get(id(tensor), "")
-        if name in self._parameters and tensor.grad is not None and self._phase() == AFTER:
-            self._has_changed(name, ": ".join(users_line()))
+        known = name in self.gradients.parameters and tensor.grad is not None
+        if known and self._phase() == AFTER:
+            self.gradients.has_changed(name, ": ".join(users_line()))
 
     def dropped(self, tensor: torch.Tensor) -> None:
         """An attribute of a tensor is set to None."""
         name = self._names.get(id(tensor), "")
-        if name in self._parameters and tensor.grad is not None:
-            self.lines[name] = ": ".join(users_line())
+        if name in self.gradients.parameters and tensor.grad is not None:
+            self.gradients.lines[name] = ": ".join(users_line())
 
     def seen(self, tensor: torch.Tensor, call: int = -1) -> int:
         """The number of a tensor, new or known."""
@@ -323,22 +326,27 @@ class Recorder:
                 number = self._numbers[key] = self._new(tensor, call)
         elif tensor.requires_grad and not self.tensors[number].differentiable and tensor.is_leaf:
             with self.aside():  # `requires_grad_` has made it so since
-                self.tensors[number].differentiable = True
+                known = self.tensors[number]
+                known.differentiable = True
+                known.parameter = known.parameter or self._name(tensor)
                 tensor.register_hook(self._adding(self.tensors[number]))
         return number
 
     def _new(self, tensor: torch.Tensor, call: int) -> int:
         number = len(self.tensors)
         differentiable = tensor.requires_grad
+        pending = self._pending.get(address_of(tensor)) if self._pending else None
         record = Tensor(
             number,
-            numbers(tensor),
+            numbers(tensor) if pending is None else None,
             differentiable,
             self._name(tensor),
             str(tensor.dtype).removeprefix("torch."),
         )
         self.tensors.append(record)
         self._kept.append(tensor)
+        if pending is not None:
+            pending.append((record, tensor))
         if differentiable and torch.is_grad_enabled():
             if tensor.grad_fn is not None:
                 if call < 0:
@@ -391,26 +399,28 @@ class Recorder:
                 waiting += one[0].next_functions
         return found
 
-    def _find_gradients(self) -> None:
-        """Learn where gradients lie, so that what changes them in place is known as such."""
-        self._grads = {
-            storage_of(local(one.grad)): name
-            for name, one in self._parameters.items()
-            if one.grad is not None
-        }
-
     def finished(self) -> None:
         """Let go of the program's tensors, and of functions without collectives."""
         moving = {one.call for one in self.lifted if one.moved}
         self.lifted = [one for one in self.lifted if one.call in moving]
-        for kept in (self._kept, self._numbers, self._nodes, self._made, self._parameters):
+        parameters = self.gradients.parameters
+        for kept in (self._kept, self._numbers, self._nodes, self._made, parameters):
             kept.clear()
 
-    def moved(self, func: Any, args: Any) -> None:
-        """Record a collective."""
-        found = described(func, args)
-        if found is None:
-            return
+    def moved(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record a collective; before it has run, unless it is a functional one."""
+        for found in described(func, args, kwargs, result):
+            self._moved(found)
+            if found.functional:
+                self._pending |= {address_of(one): [] for one in found.changed}
+
+    def waited(self, tensor: torch.Tensor) -> None:
+        """A functional collective has ended: its results have their values."""
+        with self.aside():
+            for record, one in self._pending.pop(address_of(tensor), ()):
+                record.value = numbers(one)
+
+    def _moved(self, found: Described) -> None:
         line, text = users_line()
         about: dict[str, Any] = {
             "phase": self._phase(),
@@ -418,13 +428,22 @@ class Recorder:
             "backward_of": self._backward_of(),
             "line": line,
             "text": text,
-            "parameter": self._parameter(found.tensors),
+            "parameter": self.gradients.name(found.tensors),
+            "within": self._operations[-1] if self._operations else "",
         }
+        if about["phase"] == AFTER:
+            about["of"] = self.gradients.moved(found.tensors, found.changed, f"{line}: {text}")
         for one in found.changed:
             self._changed(one)
-        for shadows in self._shadows:
-            shadows.collective(len(self.collectives), found.tensors, found.changed)
         with self.aside():
+            raw = found.name in IN_MEMORY and not found.functional
+            for shadows in self._shadows:
+                shadows.collective(len(self.collectives), found.tensors, found.changed, raw)
+            if raw and any(map(has_gaps, (*found.tensors, *found.changed))):
+                self.notes.append(
+                    f"{line}: a tensor whose elements are not side by side in memory is given to "
+                    f"{found.name}, and gloo moves those that are; make it contiguous()"
+                )
             arrays = [numbers(one) for one in found.tensors]
         kept = [one.reshape(-1) for one in arrays if one is not None]
         self.collectives.append(
@@ -436,6 +455,11 @@ class Recorder:
             )
         )
 
-    def _parameter(self, tensors: Sequence[torch.Tensor]) -> str:
-        named = {self._grads.get(storage_of(one), "") for one in tensors}
-        return named.pop() if len(named) == 1 else ""
+    @contextmanager
+    def operating(self, func: Any) -> Iterator[None]:
+        """Context of an operation of DTensors."""
+        self._operations.append(str(func._schema.name))
+        try:
+            yield
+        finally:
+            self._operations.pop()

@@ -39,6 +39,26 @@ class Tensor:
 
 
 @dataclass
+class Placed:
+    """The placements of a call between plain tensors and DTensors, each as it is written in a
+    program, for each dimension of the mesh.
+
+    Attributes:
+        before: of the argument; None if it is a plain tensor.
+        after: of the result; None if it is a plain tensor.
+        gradient: what the program gives as ``grad_placements``; None if it leaves that to DTensor.
+        axes: ranks along each dimension of the mesh, through this rank.
+        arrived: of the gradient of the result, if that is a DTensor; None if none came.
+    """
+
+    before: tuple[str, ...] | None
+    after: tuple[str, ...] | None
+    gradient: tuple[str, ...] | None
+    axes: list[tuple[int, ...]]
+    arrived: tuple[str, ...] | None = None
+
+
+@dataclass
 class Call:
     """A call of a function of torch, or of an `torch.autograd.Function`.
 
@@ -55,6 +75,7 @@ class Call:
         phase: `FORWARD`, `BACKWARD` or `AFTER`.
         backward_of: in a backward pass, the call of the `autograd.Function` whose backward makes
             this one; -1 if none.
+        placed: of a function of DTensor, the placements; None of others.
     """
 
     number: int
@@ -69,6 +90,7 @@ class Call:
     inside: int = -1
     phase: str = FORWARD
     backward_of: int = -1
+    placed: Placed | None = None
 
 
 @dataclass
@@ -86,9 +108,13 @@ class Collective:
         line, text: as of a `Call`.
         phase, inside, backward_of: as of a `Call`.
         parameter: the name of the parameter whose gradient is reduced in place; else empty.
+        of: parameters of whose gradients it moves elements, in a larger tensor such as a bucket.
         dtype: torch's name of its dtype.
         group: the axis of the mesh that its group is; empty if it is none.
         tag: of a message.
+        within: the operation of DTensors that needs it, and whose backward accounts for it; empty
+            for others.
+        functional: True if its result is in memory of its own, and its argument stays as it is.
     """
 
     number: int
@@ -109,6 +135,9 @@ class Collective:
     dtype: str
     group: str
     tag: int = 0
+    within: str = ""
+    functional: bool = False
+    of: tuple[str, ...] = ()
 
 
 @dataclass
@@ -128,6 +157,9 @@ class Parameter:
         line: the line of the program that last changed the gradient in place, after a backward
             pass.
         changes: all lines that changed or replaced it then, in order.
+        passed: all lines of functions and collectives that its elements went through then, in
+            order, as those of a bucket do.
+        scaled: those of them that multiply or divide.
         tied: the first name of the parameter, if this is another one.
         moved: True if the step itself, without an optimizer of ours, has changed the value.
         held: of a DTensor, the positions of the elements that this rank has, flat; else None.
@@ -144,6 +176,8 @@ class Parameter:
     expected: tuple[np.ndarray, np.ndarray | None, np.ndarray] | None = None
     line: str = ""
     changes: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    scaled: tuple[str, ...] = ()
     tied: str = ""
     moved: bool = False
     held: np.ndarray | None = None
@@ -198,13 +232,53 @@ class Declared:
 
     Attributes:
         line: ``file:line: text``.
-        at: the rank's coordinates in the other dimensions: ranks with equal ones hold copies.
+        at: the ranks that are said to hold copies.
         value: this rank's; None if it was too large to keep.
     """
 
     line: str
     at: tuple[int, ...]
     value: np.ndarray | None
+
+
+@dataclass
+class Probe:
+    """A call of an `autograd.Function` that is to be looked at alone, when the step is repeated.
+
+    Attributes:
+        rank: on which rank; -1 for the twin's.
+        name, module, line: as of a `Call`.
+        occurrence: 1 for the first such call, 2 for the second.
+    """
+
+    rank: int
+    name: str
+    module: str
+    line: str
+    occurrence: int
+
+
+@dataclass
+class Probed:
+    """Result about the function of a call, run alone.
+
+    Attributes:
+        name, module, line, occurrence: as of a `Probe`.
+        where: the line of the program at which its backward begins, ``file:line``.
+        right: True if the backward is the adjoint of the derivative of the forward, at the
+            arguments that it had; False if it is not; None if that is not clear.
+        exact: True if it is linear, and compared exactly.
+        text: a counterexample, or why it is not clear.
+    """
+
+    name: str
+    module: str
+    line: str
+    occurrence: int
+    where: str
+    right: bool | None
+    exact: bool
+    text: str
 
 
 @dataclass
@@ -216,10 +290,12 @@ class Record:
         notes: what was changed in the program so that it can be compared.
         modules: paths of modules, and their classes.
         unsynchronized: lines of the program that keep data parallelism from summing gradients.
+        divided: those that say by which number, or by which function, it sums them.
         lifted: of `autograd.Function`s with collectives, `Lifted`.
         declared: DTensors that the program declares to be replicated.
         axes: of the meshes of parameters that are DTensors, the ranks along each axis through this
             rank, and its name.
+        probed: functions that were looked at alone.
     """
 
     rank: int
@@ -232,5 +308,7 @@ class Record:
     modules: dict[str, str] = field(default_factory=dict)
     lifted: list[Lifted] = field(default_factory=list)
     unsynchronized: list[str] = field(default_factory=list)
+    divided: list[str] = field(default_factory=list)
     declared: list[Declared] = field(default_factory=list)
     axes: dict[tuple[int, ...], str] = field(default_factory=dict)
+    probed: list[Probed] = field(default_factory=list)

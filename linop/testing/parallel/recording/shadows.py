@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from linop.testing.parallel.recording.records import UNKNOWN, ZERO, Lifted, Moved
+from linop.testing.parallel.recording.tensors import ends_a_collective, in_memory, memory
 
 _MADE = {"empty", "empty_like", "zeros", "zeros_like", "new_empty", "new_zeros", "empty_strided",
          "new_empty_strided"}  # fmt: skip
@@ -37,8 +38,9 @@ class Shadows:
         for one in given:
             self.lifted.given.append(self._numbered(one))
 
-    def _numbered(self, tensor: torch.Tensor | None) -> np.ndarray:
+    def _numbered(self, given: torch.Tensor | None) -> np.ndarray:
         """New numbers for the elements of a tensor."""
+        tensor = None if given is None else memory(given)
         if tensor is None or not _is_tracked(tensor):
             return np.zeros(0, np.int64)
         known = self._view(tensor)
@@ -56,7 +58,7 @@ class Shadows:
         return fresh.numpy().copy()
 
     def finish(self, made: Sequence[torch.Tensor | None]) -> Lifted:
-        for one in made:
+        for one in (None if each is None else memory(each) for each in made):
             if self._blind and one is not None and _is_tracked(one):
                 self.lifted.made.append(np.full(tuple(one.shape), UNKNOWN))
                 continue
@@ -104,8 +106,16 @@ class Shadows:
 
     # Operations
 
-    def collective(self, number: int, given: Sequence[Any], made: Sequence[Any]) -> None:
-        """A collective; called before it runs."""
+    def collective(
+        self, number: int, given: Sequence[Any], made: Sequence[Any], raw: bool = False
+    ) -> None:
+        """A collective; called before it runs.
+
+        Args:
+            raw: it takes elements in the order of memory, whatever the strides of its tensors.
+        """
+        if raw:
+            given, made = ([in_memory(one) for one in side] for side in (given, made))
         before = [self._of(one).reshape(-1).numpy().copy() for one in given]
         after = []
         for one in made:
@@ -156,8 +166,10 @@ class Shadows:
         target = args[0]
         if name == "copy_":
             source = args[1]
+            if _is_tracked(source) and self._completes(target, source):
+                return
             self._set(target, self._of(source) if _is_tracked(source) else UNKNOWN)
-        elif name == "zero_" or (name == "fill_" and not _is_tensor(args[1]) and args[1] == 0):
+        elif name == "zero_" or (name == "fill_" and _is_zero(_number(args[1], self))):
             self._set(target, ZERO)
         elif name in _ADDED or name in _SCALED:
             self._linear(name, target, args, kwargs)
@@ -165,6 +177,15 @@ class Shadows:
             return
         else:
             self._lost(name, [target], [one for one in _flat(args) if _is_tracked(one)])
+
+    def _completes(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """True if a copy is the end of a collective, as gloo's reduce-scatter has one: from memory
+        that the function has not seen to what the collective makes."""
+        known = None if self._view(source) is not None else self._view(target)
+        if known is None or not ends_a_collective():
+            return False
+        return any(np.isin(known.numpy(), made).all() for one in self.lifted.moved
+                   for made in one.made)  # fmt: skip
 
     def _lost(self, name: str, outputs: Any, inputs: Any) -> None:
         known = any(bool((self._of(one) != ZERO).any()) for one in inputs)
@@ -229,6 +250,10 @@ def _number(value: Any, shadows: Shadows) -> Any:
         if not _is_tracked(value) or shadows._view(value) is None:
             return value.detach().double().numpy()
     return None
+
+
+def _is_zero(number: Any) -> bool:
+    return number is not None and not np.any(number)
 
 
 def _spread(factor: Any, target: torch.Tensor) -> Any:

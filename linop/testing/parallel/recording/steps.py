@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch.distributed as dist
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording.programs import Program
 from linop.testing.parallel.recording.recorder import Recorder
-from linop.testing.parallel.recording.records import Parameter, Record
-from linop.testing.parallel.recording.tensors import numbers
+from linop.testing.parallel.recording.records import Parameter, Probe, Record
+from linop.testing.parallel.recording.switches import switches
+from linop.testing.parallel.recording.tensors import numbers, tensors_in
 
 SEED = 20_240
 _WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
@@ -27,6 +28,7 @@ def recorded(
     trace: bool = True,
     place: tuple[int, int] | None = None,
     make: Callable[[], Recorder] = Recorder,
+    probes: Sequence[Probe] = (),
 ) -> tuple[Record, Record | None]:
     """One step of the parallel model on this rank and, on rank 0, of the twin.
 
@@ -35,20 +37,29 @@ def recorded(
         trace: False to record results alone.
         place: rank and number of ranks; None for those of `torch.distributed`.
         make: returns a recorder.
+        probes: functions that are looked at alone after the step.
     """
     rank, world = place or (dist.get_rank(), dist.get_world_size())
     with _numbers_of(dtype):
         twin, again = (_converted(_built("twin", program.twin), dtype) for _ in range(2))
         _check_alike(twin, again)
-        net = _built("model", program.model, twin)
+        switched: tuple[list[str], list[str]] = ([], [])
+        with switches(switched[0].append, switched[1].append):
+            net = _built("model", program.model, twin)
         _check_apart(net, twin)
         batch, whole = (_converted(program.batch(), dtype) for _ in range(2))
+        _check_same_batch(batch, whole)
         mine = batch if program.mine is None else program.mine(batch, rank, world)
         known = {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}
         known |= {name for name, _ in twin.named_modules()}
         way = trace, program.optimizer, known, make
-        record = _step(net, _own_step(program), mine, rank, *way)
-        reference = _step(again, _twins_step(program), whole, rank, *way)
+        chosen, of_twin = (
+            {(p.name, p.module, p.line, p.occurrence) for p in probes if p.rank == of}
+            for of in (rank, -1)
+        )
+        record = _step(net, _own_step(program), mine, rank, *way, chosen)
+        record.unsynchronized[:0], record.divided[:0] = switched
+        reference = _step(again, _twins_step(program), whole, rank, *way, of_twin)
         for name, one in record.parameters.items():
             theirs = reference.parameters.get(name)
             if theirs is not None:
@@ -73,6 +84,16 @@ def _check_alike(twin: torch.nn.Module, again: torch.nn.Module) -> None:
             raise ArgumentError(
                 f"twin() gives another {name!r} each time; draw its values from a generator that "
                 f"it seeds, so that all ranks have the same twin"
+            )
+
+
+def _check_same_batch(batch: Any, again: Any) -> None:
+    for a, b in zip(tensors_in(batch), tensors_in(again), strict=False):
+        same = a.shape == b.shape and a.dtype == b.dtype
+        if not same or not bool(((a == b) | ((a != a) & (b != b))).all()):
+            raise ArgumentError(
+                "batch() gives another batch each time; draw it from a generator that it seeds, or "
+                "keep it outside: ranks, and the twin, have to see the same"
             )
 
 
@@ -115,15 +136,22 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
 def _own_step(program: Program) -> Callable[[Any, Any], Any]:
     if program.step is not None:
         return program.step
-    return _twins_step(program)
+    return _twins_step(program, "batch" if program.mine is None else "mine")
 
 
-def _twins_step(program: Program) -> Callable[[Any, Any], Any]:
+def _twins_step(program: Program, what: str = "batch") -> Callable[[Any, Any], Any]:
+    """The step of a program that has none of its own.
+
+    Args:
+        what: the function of the program that returns what the step is given.
+    """
+
     def step(model: Any, batch: Any) -> Any:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
+            number = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
             raise ArgumentError(
-                f"batch() returned {type(batch).__name__}, a tuple of the input and the target "
-                f"expected"
+                f"{what}() returned a {type(batch).__name__}{number}, a tuple of the input and the "
+                f"target expected" + ", since there is no step()" * (what == "mine")
             )
         value = program.loss(_output(model, batch[0]), batch[1])
         value.backward()
@@ -158,8 +186,10 @@ def _step(
     optimizer: Callable[[Any], Any] | None,
     known: set[str],
     make_recorder: Callable[[], Recorder],
+    wanted: set[tuple[str, str, str, int]],
 ) -> Record:
     recorder = make_recorder()
+    recorder.wanted = wanted
     plain_name = plain_names(net, known)
     named = {plain_name(name): one for name, one in net.named_parameters(remove_duplicate=False)}
     buffers = {plain_name(name): one for name, one in net.named_buffers(remove_duplicate=False)}
@@ -175,6 +205,7 @@ def _step(
         loss = step(net, batch)
         if trace:
             recorder.finished()
+    found = recorder.probe()
     for hook in removed:
         hook.remove()
     if not isinstance(loss, torch.Tensor | float | int) or (
@@ -207,8 +238,7 @@ def _step(
             name in buffers,
             one.requires_grad,
             str(one.dtype).removeprefix("torch."),
-            line=recorder.lines.get(name, ""),
-            changes=tuple(recorder.changes.get(name, ())),
+            **recorder.gradients.about(name),
             tied="" if first.get(id(one), name) == name else first[id(one)],
             moved=name in moved,
             held=_held(one),
@@ -226,8 +256,10 @@ def _step(
         {name: type(one).__name__ for name, one in net.named_modules()},
         recorder.lifted,
         recorder.unsynchronized,
+        recorder.divided,
         recorder.declared,
         _axes(net),
+        found,
     )
 
 
