@@ -34,6 +34,7 @@ from linop.strategies.tensor.styles.cut import AttentionParallel, ColwiseParalle
 from linop.strategies.tensor.styles.kept import (
     LocalAttributes,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     PrepareModuleOutput,
     SequenceParallel,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Parts",
     "Pipeline",
     "PrepareModuleInput",
+    "PrepareModuleInputOutput",
     "PrepareModuleOutput",
     "Reversible",
     "RowwiseParallel",

@@ -70,6 +70,7 @@ def plans() -> dict[str, dict[str, Any]]:
         "desired_input_kwarg_layouts": {"scale": split},
     }
     outer = {"output_layouts": split, "desired_output_layouts": whole}
+    cut_inside = {**inner, **outer}
     return {
         "sequence": {
             "words": ("RowwiseParallel", words),
@@ -77,6 +78,7 @@ def plans() -> dict[str, dict[str, Any]]:
             "last": ("ColwiseParallel", last),
         },
         "input": {"part": ("PrepareModuleInput", inner), **in_part},
+        "both": {"part": ("PrepareModuleInputOutput", cut_inside), **in_part},
         "features": {
             "words": ("ColwiseParallel", {"output_layouts": whole}),
             "part.[ug]*": ("ColwiseParallel", {}),

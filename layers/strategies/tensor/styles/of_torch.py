@@ -16,6 +16,7 @@ from linop.strategies.tensor.layouts import layout_of
 from linop.strategies.tensor.styles.cut import ColwiseParallel, RowwiseParallel
 from linop.strategies.tensor.styles.kept import (
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     PrepareModuleOutput,
     SequenceParallel,
 )
@@ -88,6 +89,12 @@ def _output(style: Any, module: Module, name: str) -> Style:
     )
 
 
+def _both(style: Any, module: Module, name: str) -> Style:
+    given = _input(style.prepare_module_input, module, name)
+    result = _output(style.prepare_module_output, module, name)
+    return PrepareModuleInputOutput(**vars(given), **vars(result))
+
+
 def _layouts(name: str, **given: Any) -> list[Any]:
     return [layout_of(one, f"{name!r}: {what}") for what, one in given.items()]
 
@@ -111,5 +118,6 @@ _TRANSLATIONS: dict[str, Callable[[Any, Module, str], Style]] = {
     "RowwiseParallel": _row,
     "SequenceParallel": _sequence,
     "PrepareModuleInput": _input,
+    "PrepareModuleInputOutput": _both,
     "PrepareModuleOutput": _output,
 }
