@@ -19,7 +19,6 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.autograd.kept_graphs import KeptGraph, autocast_of, in_autocast
 from linop.backends.autograd.real_calls import is_tracing
-from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.experts.slots import counts_of, kept_of, most_rows, slots_of
 from linop.layers.layer import Layer
@@ -93,8 +92,8 @@ class Exchange:
     def __call__(
         self, x: Tensor, indices: Tensor, gates: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The experts' results for this worker's tokens, times gates, summed; and the choices of
-        each expert by the tokens of all workers, int64 of shape (experts,).
+        """The experts' results for this worker's tokens, times gates, summed, in x's dtype; and the
+        choices of each expert by the tokens of all workers, int64 of shape (experts,).
 
         Args:
             x: of shape (tokens, features).
@@ -104,14 +103,11 @@ class Exchange:
         if not is_tracing():
             return self._run(x, indices, gates, parameters)
         kind = autocast_of(x)
-        # Rows come back from other workers in the dtype in which they went.
-        of_result = x.dtype if kind is None or self._gather is not None else kind
-        forms = [(tuple(map(int, x.shape)), of_result), ((self._experts,), torch.int64)]
+        forms = [(tuple(map(int, x.shape)), x.dtype), ((self._experts,), torch.int64)]
 
         def run(x: Tensor, gates: Tensor, *rest: Tensor) -> Sequence[Tensor]:
             with in_autocast(x, kind):
-                found = self._run(x, rest[-1], gates, rest[:-1])
-            return self._as_promised(found, of_result)
+                return self._run(x, rest[-1], gates, rest[:-1])
 
         inputs = 2 + len(parameters)
         node = self._node((kind, x.dtype, inputs), run, 2, inputs, inputs + 1)
@@ -126,15 +122,6 @@ class Exchange:
             known = self._nodes[key] = KeptGraph(run, copied, inputs, arguments, name)
         return known
 
-    def _as_promised(self, found: tuple[Tensor, Tensor], kind: Any) -> Sequence[Tensor]:
-        if found[0].dtype is not kind:
-            raise BackendError(
-                f"{type(self._layer).__name__} in a graph of torch's compiler: its experts made "
-                f"{found[0].dtype} of their tokens, where {kind} was expected; leave the module "
-                f"uncompiled"
-            )
-        return found
-
     def _run(
         self, x: Tensor, indices: Tensor, gates: Tensor, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -145,7 +132,8 @@ class Exchange:
         there = self._moved(slots.block, x, torch.from_numpy(slots.tokens).to(device), False)
         arrived = torch.from_numpy(slots.arrived).to(device)
         rows = there.index_select(0, arrived)
-        y = self._compute(rows, slots.counts, *parameters)
+        # Rows come back in the dtype in which they went, on any number of workers.
+        y = self._compute(rows, slots.counts, *parameters).to(x.dtype)
         back = y.new_zeros((len(there), y.shape[1])).index_copy(0, arrived, y)
         back = self._moved(slots.block, back, None, True)
         each = back.index_select(0, torch.from_numpy(slots.rows).to(device))

@@ -28,6 +28,7 @@ from linop.strategies import (
     SequenceParallel,
     fully_shard,
     parallelize_module,
+    spatial,
     split,
     sync_batch_norm,
 )
@@ -192,6 +193,10 @@ def refusals(backend: Backend) -> None:
     compiled(other, fullgraph=False)(x).square().sum().backward()
     pairs = zip(whole.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+    image, blur = drawn(1, 1, 4, 4), nn.Conv2d(1, 1, 3, padding=1).to(WIDE)
+    cut = lambda: spatial(copy.deepcopy(blur), Mesh(backend, x=-1)["x"], dims=[2])  # noqa: E731
+    says(cut(), image, "spatial cuts tensors, and its workers agree")
+    torch.testing.assert_close(compiled(cut(), fullgraph=False)(image).whole(), blur(image))
 
 
 class Dropped(nn.Module):

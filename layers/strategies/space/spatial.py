@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from linop.backends.autograd.real_calls import broken
 from linop.errors import ArgumentError, BackendError, PartitionError, ShapeError, expect
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.parameters.generator import drawn_seed
@@ -26,6 +26,10 @@ from linop.strategies.space.saving import Saving
 from linop.strategies.space.sums import Sums
 
 _NAME = "spatial"
+_NO_GRAPH = (
+    "linop: spatial cuts tensors, and its workers agree on a call, outside of graphs: leave "
+    "fullgraph=True out, and torch compiles what is before and behind it"
+)
 _TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
 """True inside of a transform of torch.func; of no argument, `bool` is False."""
 
@@ -205,9 +209,13 @@ class Spatial(torch.nn.Module):
         block = self.grid.move(x, self.grid.whole(x.shape), layout)
         return CutTensor(block, layout, self.grid)
 
-    @_disable_dynamo  # torch.compile of a model around it goes on behind it
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. See `Spatial`."""
+        if torch.compiler.is_dynamo_compiling():
+            return broken(_NO_GRAPH, self._called, args, kwargs)
+        return self._called(args, kwargs)
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
         if _TRANSFORMED():
             raise PartitionError(
                 "Spatial: called inside of a transform of torch.func (grad, vjp, jvp, vmap, …), "
