@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import linop
-from linop import layers
+from linop import REPLICATED, layers
 from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, SubsetError
 from linop.spaces.partition import Partition
@@ -24,6 +24,7 @@ from linop.strategies import (
     ExpertParallel,
     Mesh,
     Pipeline,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     fully_shard,
@@ -64,6 +65,17 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.attention(x, x, x, need_weights=False)[0]
         return found
+
+
+class Normed(nn.Module):
+    """A norm of somebody's, with two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.full((8,), 1.5)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / x.norm(dim=-1, keepdim=True) + self.bias
 
 
 def compiled(net: Any, fullgraph: bool = True) -> Any:
@@ -116,6 +128,16 @@ def tensor_parallel(backend: Backend) -> None:
     }
     part = drawn(3, 4, 8, seed=mine(backend))
     is_eager(_tensor_parallel(backend, sequence.to(WIDE), cut, inputs=1), part)
+    kept = nn.Sequential(Normed(), nn.Linear(8, 8), Normed()).to(WIDE)
+    whole = PrepareModuleInputOutput(1, REPLICATED, output_layouts=-1, desired_output_layouts=1)
+    plan = {
+        "0": SequenceParallel(output_layouts=REPLICATED),
+        "1": ColwiseParallel(output_layouts=1),
+        "2": SequenceParallel(),
+    }
+    is_eager(_tensor_parallel(backend, kept, plan, inputs=1), part)
+    chain, inside = nn.Sequential(nn.Tanh(), *kept[1:2]), {"": whole, "1": ColwiseParallel()}
+    is_eager(_tensor_parallel(backend, chain, inside, inputs=1), part)
     heads = {"attention": AttentionParallel()}
     is_eager(_tensor_parallel(backend, SelfAttention().to(WIDE), heads), drawn(3, 4, 8))
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn import Module
 
 from linop.errors import ArgumentError
@@ -41,7 +40,6 @@ def parallel_layers(net: Module) -> list[ParallelLayer]:
     return [module for module in every if isinstance(module, ParallelLayer)]
 
 
-@_disable_dynamo
 def convert_inputs(module: Module, args: Any, kwargs: Any) -> Any:
     """Hook before a forward: inputs by position and by name in their new layouts."""
     converts, named = held(module, "inputs"), dict(held(module, "options"))
@@ -65,7 +63,6 @@ def convert_inputs(module: Module, args: Any, kwargs: Any) -> Any:
     return (*done, *args[len(done) :]), kwargs
 
 
-@_disable_dynamo
 def convert_output(module: Module, args: Any, result: Any) -> Any:
     """Hook after a forward: its output, or each member of a tuple, in its new layout."""
     converts = held(module, "output")

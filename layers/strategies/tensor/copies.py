@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.nn import Module
 
 from linop.layers.layer import Layer
@@ -50,7 +49,6 @@ def use_copies(
     return module
 
 
-@_disable_dynamo
 def _enter(module: Module, args: Any, kwargs: Any) -> Any:
     (embed,) = held(module, "parameters")
     cut = held(module, "cut")
@@ -79,7 +77,6 @@ def _put_back(module: Module) -> None:
         module.__dict__[_SWAPPED].pop()
 
 
-@_disable_dynamo
 def _leave(module: Module, args: Any, result: Any) -> Any:
     _put_back(module)
     laid_out = held(module, "laid out")
