@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -108,21 +109,24 @@ def differentiates_gradients(backend: Backend) -> None:
     """Gradients of the squares of gradients, which are summed or averaged each time."""
     me, axis = backend.worker or 0, Mesh(dp=-1)["dp"]
     x = [values(3, WIDTH, seed=20 + w) for w in range(axis.size)]
-    for reduction, n in (("sum", 1), ("mean", axis.size)):
-        twin, net = chain(2), chain(2)
+    drawn = itertools.product((False, True), (False, True), (0, 1))
+    for averages, reshards, ahead in drawn:
+        n, twin, net = axis.size if averages else 1, chain(2), chain(2)
         every = list(twin.parameters())
         loss = sum(twin(one).pow(3).mean() for one in x) / n
         first = torch.autograd.grad(loss, every, create_graph=True)
         second = torch.autograd.grad(sum(one.square().sum() for one in first), every)
         for layer in net:
-            fully_shard(layer, axis, reduction=reduction)
+            options: Any = {"reshard_after_forward": reshards, "prefetch": ahead}
+            fully_shard(layer, axis, reduction="mean" if averages else "sum", **options)
         names, mine = zip(*net.named_parameters(), strict=True)
         rows, case = slice_of(net, axis), Case(whole=False)
         found = torch.autograd.grad(net(x[me]).pow(3).mean(), mine, create_graph=True)
         sum(one.square().sum() for one in found).backward()
         for name, shard, part, g, h in zip(names, mine, found, first, second, strict=True):
-            same(case, part.detach(), rows(name, g.detach()), f"gradient of {name}")
-            same(case, shard.grad, rows(name, h) / n, f"gradient of gradients of {name}")
+            what = f"of {name}, {averages=}, {reshards=}, {ahead=}"
+            same(case, part.detach(), rows(name, g.detach()), f"gradient {what}")
+            same(case, shard.grad, rows(name, h) / n, f"gradient of gradients {what}")
 
 
 def leaves_hooks_to_others(backend: Backend) -> None:
