@@ -393,7 +393,7 @@ class Pipeline(Stored):
             of numbers one for each micro-batch, in a vector; what is no tensor is the same for all.
 
         Raises:
-            As `step`. ArgumentError: on the last stage's workers, a tensor has neither the rows of
+            LinopError: as `step`. ArgumentError: on the last stage's workers, a tensor has neither the rows of
                 its micro-batch, nor is the same for all; or another value differs between
                 micro-batches.
         """
