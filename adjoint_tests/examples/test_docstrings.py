@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import linop
+from linop import errors
 from support.public_names import HAS_TORCH, MODULES, public
 
 SHOWN = {
+    "linop.errors.MissingExtraError",
     "linop.interop.from_distributed_array",
     "linop.interop.to_distributed_array",
     "linop.interop.to_pylops_mpi",
@@ -34,7 +36,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def objects() -> Iterator[tuple[str, Any]]:
     """Each public function and class, once, by its shortest name."""
     seen = set()
-    for name, value in public(MODULES):
+    named = [(f"linop.errors.{name}", value) for name, value in vars(errors).items()]
+    of_errors = [(name, value) for name, value in named if name.endswith("Error")]
+    for name, value in [*public(MODULES), *of_errors]:
         documented = inspect.isclass(value) or inspect.isroutine(value)
         if documented and id(value) not in seen:
             seen.add(id(value))

@@ -84,7 +84,7 @@ TOGETHER = re.compile(r"(?m)^    (\w+(?:, \w+)+): (.*(?:\n {5,}.*)*)")
 PAGE = re.compile(r"\bdocs/(\w+)\.md\b")
 """A page that a docstring names by its file."""
 ERROR = re.compile(r"(?<=[.;]) (?=[A-Z]\w*Error(?:, [A-Z]\w*Error)*: )")
-SYMBOL = re.compile(r"(?<![`\w])([ACDKMS])_(?:\{([^{}]+)\}|([ab])\b)")
+SYMBOL = re.compile(r"(?<![`\w])([ACDKMS])_(?:\{([^{}]+)\}|([ab])\b)(\*?)")
 """The paper's operators of memory, of region a, or from a to b."""
 
 
@@ -97,7 +97,7 @@ def as_napoleon_reads(
     if what in ("attribute", "data", "property") and lines and ":" in lines[0]:
         lines[0] = f":{lines[0]}"  # else, what is before the first colon were a type
     text = PAGE.sub(r":doc:`/\1`", SEVERAL_LINES.sub(r"\1 ", "\n".join(lines)))
-    text = SYMBOL.sub(lambda m: f"{m[1]}\\ :sub:`{m[2] or m[3]}`\\ ", text)
+    text = SYMBOL.sub(_subscript, text)
     text = re.sub(r"(?m)^Returns:\n    (?=\S.*:)", "Returns:\n    :", text)  # else it were a type
     if what == "exception":
         text += f"\nWhy it is raised, and what to do: {anchored(obj)}.\n"
@@ -111,6 +111,11 @@ def as_napoleon_reads(
         own, blank, rest = after.partition("\n\n")
         text = before + attributes + TOGETHER.sub(_each, own) + blank + rest
     lines[:] = text.split("\n")
+
+
+def _subscript(found: re.Match[str]) -> str:
+    """An operator's symbol with its regions below; a star, of its adjoint, is no emphasis."""
+    return rf"{found[1]}\ :sub:`{found[2] or found[3]}`\ {re.escape(found[4])}"
 
 
 def _each(found: re.Match[str]) -> str:
