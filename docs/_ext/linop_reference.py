@@ -70,7 +70,7 @@ def _in_brackets(annotation: nodes.Element, name: str) -> list[nodes.Node]:
     found: list[nodes.Node] = []
     depth = 0
     for before, node in pairwise(annotation):
-        opens = node.astext() == "[" and (depth > 0 or before.astext() == name)
+        opens = node.astext() == "[" and (depth > 0 or before.astext().endswith(name))
         depth += opens
         found += [node] if depth else []
         depth -= depth > 0 and node.astext() == "]"
