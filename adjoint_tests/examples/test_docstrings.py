@@ -79,8 +79,9 @@ def test_examples_print_what_they_say(name: str) -> None:
     assert not failures, "\n".join(failures)
 
 
-NAMED = re.compile(r"\*{0,2}\w[\w.]*(?:, \*{0,2}\w[\w.]*)*(?:,$|: \S)")
-"""The beginning of an entry: names, and what is said of them, there or below a last comma."""
+NAMED = re.compile(r"\*{0,2}\w[\w.]*(?:, \*{0,2}\w[\w.]*)*(?:,$|: (?!\w\. )\S)")
+"""The beginning of an entry: names, and what is said of them, there or below a last comma; that
+does not begin as the items of lists do that are numbered in letters."""
 
 
 def misread(text: str) -> Iterator[str]:
@@ -121,6 +122,7 @@ def test_a_list_that_is_misread_is_found() -> None:
         a, b,
         c: of both.
         as the class.
+        d: F. A map.
 
     Returns:
         A number that is
@@ -130,7 +132,7 @@ def test_a_list_that_is_misread_is_found() -> None:
         ShapeError, linop.errors.DTypeError: x does not fit. SpaceError: nor
         does y.
     """
-    wrong = ["Args: as the class.", "Returns: long.", "Raises: does y."]
+    wrong = ["Args: as the class.", "Args: d: F. A map.", "Returns: long.", "Raises: does y."]
     assert list(misread(text)) == wrong
     assert list(misread("Sums.\n\nReturns:\n    One of\n    several.\n")) == []
 

@@ -141,7 +141,7 @@ def plain_types(
         text = text and re.sub(r"\bnp\.(?=\w+)", "numpy.", text)
         return text and _ARRAY.sub(r"\1", text)
 
-    signature = signature and signature.replace("=<factory>", "=...")  # of fields of dataclasses
+    signature = signature and signature.replace("<factory>", "...")  # of fields of dataclasses
     types = re.compile(r": [^=]*")  # defaults stay as they are written
     return types.sub(lambda m: plain(m[0]), signature) if signature else signature, plain(returned)
 
