@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "breakable",
     "error_anchors",
+    "inline_pictures",
     "linop_reference",
     "sphinx_gallery.gen_gallery",
 ]
@@ -36,6 +37,7 @@ autosummary_generate = True
 globals().update(linop_reference.settings(HERE / "api"))
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_param = False  # parameters that are described together stay together
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

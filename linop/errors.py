@@ -57,56 +57,149 @@ class LinopError(Exception):
 
 
 class SpaceError(LinopError, ValueError):
-    """Two spaces that should be equal differ, or a region or space cannot be built as given."""
+    """Two spaces that should be equal differ, or a region or space cannot be built as given.
+
+    Example:
+        >>> spaces = (linop.Space(linop.Region(name, 2)) for name in "ab")
+        >>> A, B = map(linop.identity, spaces)
+        >>> A @ B
+        Traceback (most recent call last):
+        linop.errors.SpaceError: ...
+    """
 
 
 class RegionError(SpaceError, KeyError):
-    """A region is unknown to a space, not held by this process, or named twice in a space."""
+    """A region is unknown to a space, not held by this process, or named twice in a space.
+
+    Example:
+        >>> linop.Space(linop.Region("a", 2))["b"]
+        Traceback (most recent call last):
+        linop.errors.RegionError: ...
+    """
 
 
 class SubsetError(LinopError, IndexError, ValueError):
-    """An index into a region is out of bounds, has a step, or does not fit its dimensions."""
+    """An index into a region is out of bounds, has a step, or does not fit its dimensions.
+
+    Example:
+        >>> linop.Region("a", 4)[2:6]
+        Traceback (most recent call last):
+        linop.errors.SubsetError: ...
+    """
 
 
 class ShapeError(LinopError, ValueError):
-    """Shapes that should be equal differ."""
+    """Shapes that should be equal differ.
+
+    Example:
+        >>> linop.TensorSpace((6,), linop.Partition(2)).scatter(np.ones(5))
+        Traceback (most recent call last):
+        linop.errors.ShapeError: scatter: global array of shape (5,) given, (6,) expected...
+    """
 
 
 class DTypeError(LinopError, TypeError):
-    """An array or scalar has a dtype or value that the space cannot hold."""
+    """An array or scalar has a dtype or value that the space cannot hold.
+
+    Example:
+        >>> linop.Space(linop.Region("a", 2), "int8").unflatten(np.array([300, 1]))
+        Traceback (most recent call last):
+        linop.errors.DTypeError: ...
+    """
 
 
 class ArgumentError(LinopError, TypeError):
-    """An argument has the wrong type, or is none of the accepted kinds."""
+    """An argument has the wrong type, or is none of the accepted kinds.
+
+    Example:
+        >>> linop.launch(print, workers=0)
+        Traceback (most recent call last):
+        linop.errors.ArgumentError: ...
+    """
 
 
 class AmbiguousError(LinopError, ValueError):
-    """A truth value was asked of many elements, as of a comparison of vectors."""
+    """A truth value was asked of many elements, as of a comparison of vectors.
+
+    Example:
+        >>> v = linop.Space(linop.Region("a", 2)).unflatten(np.ones(2))
+        >>> bool(v == v)
+        Traceback (most recent call last):
+        linop.errors.AmbiguousError: ...
+    """
 
 
 class PartitionError(LinopError, ValueError):
-    """A partition does not fit the tensor, the operator, or another partition."""
+    """A partition does not fit the tensor, the operator, or another partition.
+
+    Example:
+        >>> linop.TensorSpace((4,), linop.Partition((2, 2)))  # a grid of more axes
+        Traceback (most recent call last):
+        linop.errors.PartitionError: ...
+    """
 
 
 class UndecidableError(LinopError, RuntimeError):
-    """A property of an operator cannot be decided exactly, as equality with unknown matrices."""
+    """A property of an operator cannot be decided exactly, as equality with unknown matrices.
+
+    Example:
+        >>> r = linop.Region("r", 4)
+        >>> F = linop.local(r, r, forward=lambda x: 2 * x, adjoint=lambda y: 2 * y)
+        >>> F.equals(2 * linop.identity(F.domain))
+        Traceback (most recent call last):
+        linop.errors.UndecidableError: ...
+    """
 
 
 class PlanError(LinopError, RuntimeError):
     """The plans of all workers are inconsistent, or do not compute their operator. The subclasses
-    are in :mod:`linop.planning.verification.plan_errors`."""
+    are in :mod:`linop.planning.verification.plan_errors`.
+
+    Example:
+        >>> shift = linop.shift(linop.TensorSpace((4,), linop.Partition(2)), 1)
+        >>> try:
+        ...     linop.verify_plans([], shift)  # no worker has a plan
+        ... except linop.errors.PlanError as error:
+        ...     type(error).__name__
+        'WorkerError'
+    """
 
 
 class BackendError(LinopError, RuntimeError):
-    """A backend cannot run an operator: for example, a worker is missing, or workers disagree."""
+    """A backend cannot run an operator: for example, a worker is missing, or workers disagree.
+
+    Example:
+        >>> shift = linop.shift(linop.TensorSpace((4,), linop.Partition(2)), 1)
+        >>> linop.launch(lambda backend: shift.compile(backend), workers=1, backend="threads")
+        Traceback (most recent call last):
+        linop.errors.BackendError: ...
+    """
 
 
 class DeadlockError(BackendError):
-    """Workers wait for messages that no worker is going to send."""
+    """Workers wait for messages that no worker is going to send.
+
+    Example:
+        >>> shift = linop.shift(linop.TensorSpace((4,), linop.Partition(2)), 1)
+        >>> def skips(backend):
+        ...     plan = shift.compile(backend)
+        ...     if backend.worker:  # worker 0 does not call
+        ...         plan(np.ones(2))
+        >>> linop.launch(skips, workers=2, backend="threads")
+        Traceback (most recent call last):
+        linop.errors.DeadlockError: ... worker 0 has ended; worker 1 waits for ...
+    """
 
 
 class MissingExtraError(LinopError, ImportError):
-    """An optional package is not installed; the message names the extra that provides it."""
+    """An optional package is not installed; the message names the extra that provides it.
+
+    Example:
+        Where Hypothesis is not installed, ``import linop.testing.strategies`` raises::
+
+            linop.errors.MissingExtraError: linop.testing.strategies needs Hypothesis: pip install
+            'linop-algebra[testing]'
+    """
 
 
 @cache

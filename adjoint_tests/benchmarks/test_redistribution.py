@@ -98,7 +98,7 @@ def test_numbers_of_the_page_are_those_of_the_tables() -> None:
     assert f"moves {whole} × as much as necessary, up to {worst} ×" in text
     assert f"{found['DTensor, planned by graphs, on GPUs'][1]} × on GPUs" in text
     rows = plots["table"](ROOT / "docs/pylops_mpi.md", "tutorial | form")
-    for column, words in ((6, "An iteration takes"), (11, "Of the processor it takes")):
+    for column, words in ((4, "An iteration takes"), (7, "Of the processor it takes")):
         ratios = [float(row[column]) for row in rows]
         assert f"{min(ratios):.2f} to {max(ratios):.2f}" in text.split(words)[1][:60], words
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 import linop
+from linop import errors
 from support.public_names import HAS_TORCH, MODULES, public
 
 SHOWN = {
+    "linop.errors.MissingExtraError",
     "linop.interop.from_distributed_array",
     "linop.interop.to_distributed_array",
     "linop.interop.to_pylops_mpi",
@@ -33,7 +36,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def objects() -> Iterator[tuple[str, Any]]:
     """Each public function and class, once, by its shortest name."""
     seen = set()
-    for name, value in public(MODULES):
+    named = [(f"linop.errors.{name}", value) for name, value in vars(errors).items()]
+    of_errors = [(name, value) for name, value in named if name.endswith("Error")]
+    for name, value in [*public(MODULES), *of_errors]:
         documented = inspect.isclass(value) or inspect.isroutine(value)
         if documented and id(value) not in seen:
             seen.add(id(value))
@@ -72,6 +77,64 @@ def test_examples_print_what_they_say(name: str) -> None:
             continue
         doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(test, out=failures.append)
     assert not failures, "\n".join(failures)
+
+
+NAMED = re.compile(r"\*{0,2}\w[\w.]*(?:, \*{0,2}\w[\w.]*)*(?:,$|: (?!\w\. )\S)")
+"""The beginning of an entry: names, and what is said of them, there or below a last comma; that
+does not begin as the items of lists do that are numbered in letters."""
+
+
+def misread(text: str) -> Iterator[str]:
+    """Lines that the reference takes for other than was meant: a line of arguments, attributes or
+    errors at their indentation for a name, whatever it says; a line of results that is indented
+    for the definition of the one before."""
+    for title, own in re.findall(r"(?ms)^([A-Z]\w+):\n(.*?)(?:\n\n|\Z)", inspect.cleandoc(text)):
+        lines, above = own.splitlines(), ""
+        if title in ("Args", "Attributes", "Raises"):
+            for line in lines:
+                entry = line[:5].strip() != "" and not above.endswith(",")
+                if entry and not NAMED.match(line.strip()):
+                    yield f"{title}: {line.strip()}"
+                above = line if line[:5].strip() else above
+        elif title == "Returns":
+            yield from (
+                f"{title}: {line.strip()}" for line in lines[1:] if line.startswith(" " * 5)
+            )
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_lists_of_docstrings_are_read_as_meant(name: str) -> None:
+    value = OBJECTS[name]
+    finder = doctest.DocTestFinder(exclude_empty=False)
+    bases = value.__mro__[1:] if inspect.isclass(value) else ()
+    for one in (value, *(base for base in bases if base.__module__.startswith("linop."))):
+        for found in finder.find(one, name):
+            assert list(misread(found.docstring)) == [], found.name
+
+
+def test_a_list_that_is_misread_is_found() -> None:
+    """Each kind of line, beside those that are read as meant."""
+    text = """A function.
+
+    Args:
+        x, y: numbers,
+            and more.
+        a, b,
+        c: of both.
+        as the class.
+        d: F. A map.
+
+    Returns:
+        A number that is
+            long.
+
+    Raises:
+        ShapeError, linop.errors.DTypeError: x does not fit. SpaceError: nor
+        does y.
+    """
+    wrong = ["Args: as the class.", "Args: d: F. A map.", "Returns: long.", "Raises: does y."]
+    assert list(misread(text)) == wrong
+    assert list(misread("Sums.\n\nReturns:\n    One of\n    several.\n")) == []
 
 
 @pytest.mark.parametrize("name", OBJECTS)

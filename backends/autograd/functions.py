@@ -63,7 +63,7 @@ def apply(
 
     Returns:
         A new tensor of the worker's only region; a dict; or a zero-volume tensor, whose backward
-            takes part in that of the other workers.
+        takes part in that of the other workers.
 
     Raises:
         DTypeError: torch has no such dtype. ArgumentError, RegionError, ShapeError, DTypeError: a

@@ -11,27 +11,36 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, get_origin
 
 from api_lists import file_names, listed
 from docutils import nodes
+from error_anchors import anchored
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.ext.autosummary import autosummary_toc, import_by_name
 from sphinx.util.nodes import make_refnode
 
 
+@cache
+def classes(names: tuple[str, ...]) -> frozenset[type]:
+    """The classes of the given names."""
+    return frozenset(filter(inspect.isclass, (import_by_name(name)[1] for name in names)))
+
+
 def stops(names: Iterable[str]) -> set[str]:
     """Classes whose methods are not listed on the pages of their subclasses: those of other
     projects, those that have a page, what these are derived from, and bases of layers."""
-    objects = [import_by_name(name)[1] for name in names]
-    classes = [one for one in objects if inspect.isclass(one)]
+    paged = classes(tuple(names))
     found = set()
-    for one in classes:
+    for one in paged:
         above = one.__mro__[1:]
         found |= {base for base in above if not base.__module__.startswith("linop.")}
         found |= {base for base in above if base.__module__.startswith("linop.layers.")}
-        found |= {base for paged in above if paged in classes for base in paged.__mro__}
+        found |= {base for one in above if one in paged for base in one.__mro__}
     return {one.__name__ for one in found}
 
 
@@ -43,11 +52,29 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def cleared(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the pages of names from the sidebar, and lines of bases that say nothing."""
+    """Remove the pages of names from the sidebar, lines of bases and values that say nothing, and
+    what types of attributes say of an array beside that it is one."""
     unwanted: list[nodes.Node] = list(doctree.findall(autosummary_toc))
     unwanted += [one for one in doctree.findall(nodes.paragraph) if one.astext() == "Bases: object"]
+    for said in doctree.findall(addnodes.desc_annotation):
+        unwanted += [said] if "<class" in said.astext() else _in_brackets(said, "ndarray")
     for node in unwanted:
         node.parent.remove(node)
+    for label in doctree.findall(nodes.field_name):
+        if label.astext() == "Variables":  # as Sphinx calls what docstrings call attributes
+            label[0] = nodes.Text("Attributes")
+
+
+def _in_brackets(annotation: nodes.Element, name: str) -> list[nodes.Node]:
+    """The nodes from the bracket behind a type's name to the one that closes it."""
+    found: list[nodes.Node] = []
+    depth = 0
+    for before, node in pairwise(annotation):
+        opens = node.astext() == "[" and (depth > 0 or before.astext().endswith(name))
+        depth += opens
+        found += [node] if depth else []
+        depth -= depth > 0 and node.astext() == "]"
+    return found
 
 
 NAMES = r"\*{0,2}\w+(?:, \*{0,2}\w+)*"
@@ -57,18 +84,23 @@ TOGETHER = re.compile(r"(?m)^    (\w+(?:, \w+)+): (.*(?:\n {5,}.*)*)")
 PAGE = re.compile(r"\bdocs/(\w+)\.md\b")
 """A page that a docstring names by its file."""
 ERROR = re.compile(r"(?<=[.;]) (?=[A-Z]\w*Error(?:, [A-Z]\w*Error)*: )")
+SYMBOL = re.compile(r"(?<![`\w])([ACDKMS])_(?:\{([^{}]+)\}|([ab])\b)(\*?)")
+"""The paper's operators of memory, of region a, or from a to b."""
 
 
 def as_napoleon_reads(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
     """Docstrings before sphinx.ext.napoleon: each error begins a line of its own, and the names of
-    arguments that are described together are on one line."""
+    arguments that are described together are on one line. Of errors the page says where on the page
+    of errors their class is."""
     if what in ("attribute", "data", "property") and lines and ":" in lines[0]:
         lines[0] = f":{lines[0]}"  # else, what is before the first colon were a type
     text = PAGE.sub(r":doc:`/\1`", SEVERAL_LINES.sub(r"\1 ", "\n".join(lines)))
+    text = SYMBOL.sub(_subscript, text)
+    text = re.sub(r"(?m)^Returns:\n    (?=\S.*:)", "Returns:\n    :", text)  # else it were a type
     if what == "exception":
-        text += "\nWhy it is raised, an example, and what to do: :doc:`/errors`.\n"
+        text += f"\nWhy it is raised, and what to do: {anchored(obj)}.\n"
     before, raises, after = text.partition("\nRaises:\n")
     if raises:
         own, blank, rest = after.partition("\n\n")
@@ -79,6 +111,11 @@ def as_napoleon_reads(
         own, blank, rest = after.partition("\n\n")
         text = before + attributes + TOGETHER.sub(_each, own) + blank + rest
     lines[:] = text.split("\n")
+
+
+def _subscript(found: re.Match[str]) -> str:
+    """An operator's symbol with its regions below; a star, of its adjoint, is no emphasis."""
+    return rf"{found[1]}\ :sub:`{found[2] or found[3]}`\ {re.escape(found[4])}"
 
 
 def _each(found: re.Match[str]) -> str:
@@ -104,6 +141,7 @@ def plain_types(
         text = text and re.sub(r"\bnp\.(?=\w+)", "numpy.", text)
         return text and _ARRAY.sub(r"\1", text)
 
+    signature = signature and signature.replace("<factory>", "...")  # of fields of dataclasses
     types = re.compile(r": [^=]*")  # defaults stay as they are written
     return types.sub(lambda m: plain(m[0]), signature) if signature else signature, plain(returned)
 
@@ -118,12 +156,12 @@ def no_aliases(
 
 def public_bases(app: Sphinx, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
     """Of the classes that a class is derived from: those that readers may know."""
-    known = {name.rpartition(".")[2] for name in app.config.autosummary_context["pages"]}
+    known = classes(tuple(app.config.autosummary_context["pages"]))
     found: dict[Any, None] = {}
     for base in bases:
         for one in getattr(base, "__mro__", (base,)):
             own = one.__module__.startswith("linop.")
-            if one.__name__ in known if own else one.__module__ != "abc":
+            if one in known if own else one.__module__ != "abc":
                 found[one] = None
                 break
     said_by_name = object, Generic

@@ -88,7 +88,7 @@ def pylops_mpi() -> Picture:
     """Times of an iteration beside PyLops-MPI's."""
     rows = {}
     for cells in table(PAGES / "pylops_mpi.md", "tutorial | form"):
-        rows[f"{cells[0]}, {cells[1]}"] = (float(cells[6]), float(cells[11]))
+        rows[f"{cells[0]}, {cells[1]}"] = (float(cells[4]), float(cells[7]))
     return charts.ratios(
         "PyLops-MPI's four tutorials, in eight forms",
         rows,

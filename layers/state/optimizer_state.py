@@ -305,7 +305,7 @@ def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]
 
     Raises:
         ArgumentError, ShapeError: it does not fit. BackendError: workers have different optimizers,
-        or none has the state. All on every worker.
+            or none has the state. All on every worker.
 
     Example:
         >>> P, sgd = linop.Partition((1, 2)), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)

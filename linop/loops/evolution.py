@@ -39,8 +39,8 @@ def evolution(
     the adjoint runs backwards, from checkpoints.
 
     Args:
-        step: F. The regions of its codomain are the state, and regions of its domain too; the rest
-            of its domain is m.
+        step: the map F. Regions of its codomain are the state, and regions of its domain too; the
+            rest of its domain is m.
         n, sources, receivers, initial, final: as for `linop.timeloop`; by default the initial state
             is a part of the domain if there are no sources.
         checkpoints: which states are kept: `Every` (by default all, ``Every(1)``) or `Optimal`.

@@ -75,7 +75,7 @@ def timeloop(
 
     Returns:
         The operator. Signals and records of all steps are in the regions of one signal and one
-            record with a first dimension for time, ``(n, *shape)``; a `TensorSpace` stays one.
+        record with a first dimension for time, ``(n, *shape)``; a `TensorSpace` stays one.
 
     Raises:
         ArgumentError: an argument is no operator, or n no whole number from 0; or domain or

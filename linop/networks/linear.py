@@ -99,7 +99,7 @@ def bias(X: TensorSpace, b: TensorSpace, name: str = "z") -> Map:
         name: of the result, which is divided as X is.
 
     Raises:
-        As `linear`.
+        LinopError: X and b do not fit, as for `linear`.
 
     Example:
         >>> P = linop.Partition((2,))

@@ -147,7 +147,7 @@ class Space:
             inner: as for the class; None for the Euclidean one.
 
         Raises:
-            as the class.
+            LinopError: `inner` does not fit, as for the class.
         """
         made = copy.copy(self)
         made.inner_product = inner_product_of(self, inner)

@@ -146,7 +146,7 @@ class ContextParallel:
             This worker's rows of the result.
 
         Raises:
-            As `linop.layers.scaled_dot_product_attention`.
+            LinopError: as `linop.layers.scaled_dot_product_attention`.
         """
         device = query.device.type
         if torch.is_autocast_enabled(device):

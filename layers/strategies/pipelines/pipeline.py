@@ -393,9 +393,9 @@ class Pipeline(Stored):
             of numbers one for each micro-batch, in a vector; what is no tensor is the same for all.
 
         Raises:
-            As `step`. ArgumentError: on the last stage's workers, a tensor has neither the rows of
-                its micro-batch, nor is the same for all; or another value differs between
-                micro-batches.
+            LinopError: as `step`. ArgumentError: on the last stage's workers, a tensor has neither
+                the rows of its micro-batch, nor is the same for all; or another value differs
+                between micro-batches.
         """
         with torch.inference_mode(False):  # what is compiled here serves steps, too
             given = self._given(x, inputs)
