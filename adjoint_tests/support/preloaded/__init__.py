@@ -1,0 +1,64 @@
+"""Processes of Python that have imported already: forks of one process that did it for all.
+
+Importing torch takes seconds of a core, and a job of four ranks did it four times, again after each
+pause. `python` is the command line of a stand-in for Python (`client`), which has a waiting process
+(`server`) fork, and is to others what the fork is: it passes on environment, files, signals and
+exit status. One run of pytest has two servers, of different hash seeds unless PYTHONHASHSEED is
+set: ranks of even and odd number do not agree on the order of a set.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SERVERS = 2
+_HERE = Path(__file__).parent
+
+
+def python() -> list[str]:
+    """Command line that takes the place of ``python``. Servers are started at the first call.
+
+    Under mpiexec, and in environments of which a server knows nothing, it is Python itself.
+    """
+    return [sys.executable, "-I", "-S", str(_HERE / "client.py"), str(_folder())]
+
+
+@cache
+def _folder() -> Path:
+    """The folder of the servers, which all workers of pytest-xdist share."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"linop-{os.getuid()}-{owner}-{_begin(owner)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is somebody else's")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "begun").exists():
+            for number in range(SERVERS):
+                _start(folder, number, owner)
+            (folder / "begun").touch()
+    return folder
+
+
+def _start(folder: Path, number: int, owner: int) -> None:
+    command = [sys.executable, str(_HERE / "server.py"), str(folder), str(number), str(owner)]
+    with (folder / f"output{number}").open("w") as output:
+        subprocess.Popen(
+            command,
+            env=dict(os.environ) | {"PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is pytest's
+        )
+
+
+def _begin(process: int) -> str:
+    """Time of its start, in ticks: numbers of processes come again."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
