@@ -57,9 +57,6 @@ MPIEXEC = "mpiexec"
 _HEAD, _TAIL = 4_000, 12_000
 """Bytes of a rank's output that a report shows, from its begin and from its end."""
 
-PYTHON: Callable[[], Sequence[str]] = lambda: [sys.executable]
-"""Command line of Python in the jobs of `job`, or of what stands in for it."""
-
 Check = Callable[..., None]
 """Called on every rank as ``check(comm, *arguments)``; picklable."""
 
@@ -76,6 +73,12 @@ def missing_mpi() -> str:
     return ""
 
 
+def _this_python() -> Sequence[str]:
+    return [sys.executable]
+
+
+PYTHON: Callable[[], Sequence[str]] = _this_python
+"""Command line of Python in the jobs of `job`, or of what stands in for it."""
 _JOBS: dict[int, PersistentJob] = {}
 
 
