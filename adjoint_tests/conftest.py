@@ -38,10 +38,9 @@ settings.register_profile("thorough", max_examples=500, print_blob=True, **COMMO
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-if sys.platform == "linux":
-    from support import preloaded
+from support import preloaded  # noqa: E402  # found now
 
-    jobs.PYTHON = preloaded.python
+jobs.PYTHON = preloaded.python
 
 
 def pytest_report_header() -> str:

@@ -5,17 +5,23 @@ pause. `python` is the command line of a stand-in for Python (`client`), which h
 (`server`) fork, and is to others what the fork is: it passes on environment, files, signals and
 exit status. One run of pytest has two servers, of different hash seeds unless PYTHONHASHSEED is
 set: ranks of even and odd number do not agree on the order of a set.
+
+Programs that tests run under an mpiexec of their own do not use it: they are about how ranks begin
+and end, and one that ends before MPI starts is not noticed by Open MPI if it is a fork.
 """
 
 from __future__ import annotations
 
 import fcntl
+import marshal
 import os
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from support.preloaded.early import early
 
 SERVERS = 2
 _HERE = Path(__file__).parent
@@ -24,8 +30,10 @@ _HERE = Path(__file__).parent
 def python() -> list[str]:
     """Command line that takes the place of ``python``. Servers are started at the first call.
 
-    Under mpiexec, and in environments of which a server knows nothing, it is Python itself.
+    It is Python itself under MPICH, and where variables differ that Python reads as it starts.
     """
+    if sys.platform != "linux":
+        return [sys.executable]
     return [sys.executable, "-I", "-S", str(_HERE / "client.py"), str(_folder())]
 
 
@@ -40,6 +48,7 @@ def _folder() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "begun").exists():
+            (folder / "environment").write_bytes(marshal.dumps(early(os.environ)))
             for number in range(SERVERS):
                 _start(folder, number, owner)
             (folder / "begun").touch()

@@ -3,11 +3,15 @@
 It imports little, since each rank pays for it.
 """
 
+import marshal
 import os
 import signal
 import socket
 import sys
 import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from early import early
 
 START = 200.0
 """Seconds that a server may take to start."""
@@ -25,7 +29,11 @@ RANKS = "PMIX_RANK", "RANK"
 
 def main(folder: str, arguments: list[str]) -> None:
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
-    link = None if "PMI_FD" in os.environ else connected(f"{folder}/{rank % 2}")  # MPICH's is open
+    with open(folder + "/environment", "rb") as file:
+        fits = marshal.load(file) == early(os.environ)
+    if "PMI_FD" in os.environ:  # of MPICH, whose ranks inherit an open file
+        fits = False
+    link = connected(f"{folder}/{rank % 2}") if fits else None
     if link is None:
         os.execv(sys.executable, [sys.executable, *arguments])
     order = repr((arguments, dict(os.environ), os.getcwd())).encode()

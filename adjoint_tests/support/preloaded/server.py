@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
+    "scipy.sparse.linalg",
+    "linop.testing.workers.rank",
     "hypothesis.extra.numpy",
     "pytest",
-    "scipy.sparse.linalg",
     "torch.distributed",
     "torch._dynamo",
-    "linop.testing.workers.rank",
     "linop.strategies",
 )
 """None of them starts MPI, threads, or a device."""
