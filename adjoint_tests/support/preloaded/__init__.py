@@ -15,16 +15,27 @@ from __future__ import annotations
 import fcntl
 import marshal
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from support.preloaded.early import early
 
 SERVERS = 2
 _HERE = Path(__file__).parent
+_CALL = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:] = pickle.load(file)
+    call, arguments = pickle.load(file)
+call(int(sys.argv[2]), *arguments)
+"""
 
 
 def python() -> list[str]:
@@ -35,6 +46,30 @@ def python() -> list[str]:
     if sys.platform != "linux":
         return [sys.executable]
     return [sys.executable, "-I", "-S", str(_HERE / "client.py"), str(_folder())]
+
+
+def spawn(call: Callable[..., object], arguments: tuple[Any, ...], workers: int) -> None:
+    """Run ``call(rank, *arguments)``, which pickle finds by its name, in processes of their own.
+
+    Raises:
+        RuntimeError: one of them failed; the others are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "call"
+        data.write_bytes(pickle.dumps(sys.path) + pickle.dumps((call, arguments)))
+        command = [*python(), "-c", _CALL, str(data)]
+        started = [subprocess.Popen([*command, str(rank)]) for rank in range(workers)]
+        try:
+            while any(one.poll() is None for one in started):
+                if any(one.returncode for one in started):
+                    break
+                time.sleep(0.02)
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
+        if failed := {rank: one.returncode for rank, one in enumerate(started) if one.returncode}:
+            raise RuntimeError(f"processes failed, by number with their status: {failed}")
 
 
 @cache
