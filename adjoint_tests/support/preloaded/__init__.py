@@ -60,15 +60,13 @@ def spawn(call: Callable[..., object], arguments: tuple[Any, ...], workers: int)
         command = [*python(), "-c", _CALL, str(data)]
         started = [subprocess.Popen([*command, str(rank)]) for rank in range(workers)]
         try:
-            while any(one.poll() is None for one in started):
-                if any(one.returncode for one in started):
-                    break
+            while None in (ended := [one.poll() for one in started]) and not any(ended):
                 time.sleep(0.02)
         finally:
             for one in started:
                 one.kill()
                 one.wait()
-        if failed := {rank: one.returncode for rank, one in enumerate(started) if one.returncode}:
+        if failed := {rank: status for rank, status in enumerate(ended) if status}:
             raise RuntimeError(f"processes failed, by number with their status: {failed}")
 
 

@@ -1,13 +1,13 @@
 """A process that has imported what tests use, and forks: ``server.py FOLDER NUMBER OWNER``.
 
-A fork leaves `served` by returning from it, and runs its program at the end of this file: so it
-ends as Python does, which lets MPI finalize. The server ends with its owner, and its forks with
-their clients.
+A fork leaves `served` by returning from it, and runs its program at the end of this file. The
+server ends with its owner, and its forks with their clients.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -20,8 +20,9 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MODULES = (
     "scipy.sparse.linalg",
@@ -158,6 +159,32 @@ def become(order: Order, before: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def ended(order: Order, before: list[str]) -> NoReturn:
+    """Run the program of an order, and end as Python does, but for what it takes down: the objects
+    of all modules, for as long as a short program runs."""
+    status = 0
+    try:
+        become(order, before)
+    except SystemExit as error:
+        if isinstance(error.code, int) or error.code is None:
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+            status = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    ends: Any = (threading, atexit)
+    ends[0]._shutdown()
+    ends[1]._run_exitfuncs()
+    if (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
 def imported() -> list[str]:
     """Import `MODULES`, as far as they are installed; returns `sys.path` as Python makes it."""
     own = {*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))}
@@ -178,4 +205,4 @@ if __name__ == "__main__":
     except BaseException:
         (HERE / f"{NUMBER}.failed").touch()
         raise
-    become(SERVER.served(), BEFORE)
+    ended(SERVER.served(), BEFORE)
