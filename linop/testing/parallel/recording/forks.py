@@ -146,6 +146,7 @@ def _serve(link: Connection) -> tuple[Any, ...]:
                 os.dup2(output, 1)  # the output of a check is its report
                 os.dup2(output, 2)
                 os.close(output)
+                args: tuple[Any, ...]
                 args, environment, folder = about
                 os.environ.clear()
                 os.environ.update(environment)
