@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from linop.testing.plugin import IDLE
+from linop.testing.workers import jobs
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
@@ -35,6 +36,11 @@ settings.register_profile("unshrunk", max_examples=25, print_blob=True, **as_fou
 settings.register_profile("quick", max_examples=5, print_blob=True, **COMMON)
 settings.register_profile("thorough", max_examples=500, print_blob=True, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+from support import preloaded  # noqa: E402  # found now
+
+jobs.PYTHON = preloaded.python
 
 
 def pytest_report_header() -> str:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from support import preloaded
+
 WORLD = 4
 GROUPS: dict[tuple[int, ...], Any] = {}
 """The process groups of all sets of ranks."""
@@ -312,10 +314,8 @@ def recorded(seed: int) -> Any:
 
 def of_all_ranks(seeds: Sequence[int]) -> dict[int, list[Any]]:
     """By seed, what all ranks record (`recorded`), in a job of torch.distributed."""
-    from torch import multiprocessing
-
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (folder, list(seeds)), WORLD)
+        preloaded.spawn(_rank, (folder, list(seeds)), WORLD)
         parts = [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(WORLD)]
     return {seed: [part[seed] for part in parts] for seed in seeds}
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from support import preloaded
+
 
 def reports(file: str, name: str, workers: int) -> dict[str, Any]:
     """Of each program, by its name, the report, or the exception of rank 0.
@@ -17,10 +19,8 @@ def reports(file: str, name: str, workers: int) -> dict[str, Any]:
         file, name: the Python file and its dict of programs; each is a dict of arguments of
             `check_parallel`.
     """
-    from torch import multiprocessing
-
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (workers, folder, file, name), workers)
+        preloaded.spawn(_rank, (workers, folder, file, name), workers)
         return dict(pickle.loads(Path(folder, "reports").read_bytes()))
 
 

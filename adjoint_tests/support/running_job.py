@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import preloaded
+
 _RANK = """
 import importlib.util, os, sys
 import torch, torch.distributed as dist
 
+sys.path.append({tests!r})
 torch.set_num_threads(1)
 rank, world, folder, file, name = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -50,13 +52,12 @@ def ran(file: str, name: str, workers: int = 2, seconds: float = 120.0) -> Ended
         name: of a function without arguments.
     """
     begun = time.monotonic()
-    tests = str(Path(__file__).parents[1])
-    places = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
+    code = _RANK.replace("{tests!r}", repr(str(Path(__file__).parents[1])))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         started = [
             subprocess.Popen(
-                [sys.executable, "-c", _RANK, str(rank), str(workers), folder, file, name],
+                [*preloaded.python(), "-c", code, str(rank), str(workers), folder, file, name],
                 env=environment,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -22,6 +22,7 @@ from typing import Any
 from hypothesis import Phase, given, settings
 
 from linop.backends.mpi import mpirun
+from support import preloaded
 from support.contracts.torchrun import Cases
 from support.draws import FEW, seeded
 from support.job_programs import ENVIRONMENT
@@ -63,16 +64,15 @@ class TorchJob(mpirun.Job):
 
     @staticmethod
     def command(workers: int, arguments: Sequence[str]) -> list[str]:
-        run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
-        # `arguments` begin with Python, which torchrun starts itself.
-        return [*run, "--standalone", *arguments[1:]]
+        run = [*preloaded.python(), "-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
+        return [*run, "--standalone", "--no-python", *arguments]
 
 
 def torchrun(ranks: int, program: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the text as a program on so many ranks to its end, which has to come within `WATCH`."""
     program.write_text(text)
     pipe = subprocess.PIPE
-    arguments = [sys.executable, str(program)]
+    arguments = [sys.executable, "-u", str(program)]
     with TorchJob(ranks, arguments, env=ENVIRONMENT | env, stdout=pipe, stderr=pipe) as job:
         try:
             out, err = job.communicate(timeout=WATCH)
@@ -93,7 +93,7 @@ class Processes:
             self._output.open("wb") as output,
         ):
             script = str(Path(__file__).with_name("torchrun_rank.py"))
-            arguments = [sys.executable, script, str(folder / "socket")]
+            arguments = [*preloaded.python(), script, str(folder / "socket")]
             self._job = TorchJob(
                 count, arguments, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT
             )

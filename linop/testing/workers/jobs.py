@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
@@ -73,6 +73,12 @@ def missing_mpi() -> str:
     return ""
 
 
+def _this_python() -> Sequence[str]:
+    return [sys.executable]
+
+
+PYTHON: Callable[[], Sequence[str]] = _this_python
+"""Command line of Python in the jobs of `job`, or of what stands in for it."""
 _JOBS: dict[int, PersistentJob] = {}
 
 
@@ -80,7 +86,7 @@ def job(ranks: int) -> PersistentJob:
     """The job of so many ranks that this process shares; it is closed when the process exits."""
     _close_at_exit()
     if ranks not in _JOBS:
-        _JOBS[ranks] = PersistentJob(ranks)
+        _JOBS[ranks] = PersistentJob(ranks, python=PYTHON())
     return _JOBS[ranks]
 
 
@@ -105,10 +111,18 @@ class PersistentJob:
         ranks: the number of ranks.
         watch: timeout of an example, in seconds.
         grace: seconds that the other ranks have left once one has failed.
+        python: the command line of Python on ranks; by default this one.
     """
 
-    def __init__(self, ranks: int, watch: float = WATCH, grace: float = GRACE) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        watch: float = WATCH,
+        grace: float = GRACE,
+        python: Sequence[str] = (sys.executable,),
+    ) -> None:
         self.ranks = ranks
+        self.python = python
         self.watch = watch
         self.grace = grace
         self.starts = 0
@@ -179,13 +193,13 @@ class PersistentJob:
             self._failed = 0
             self._ranks = self._met()
         if self.starts > 1 and self._spare is None:
-            self._spare = RankConnections(self.ranks)
+            self._spare = RankConnections(self.ranks, self.python)
         return self._ranks
 
     def _met(self) -> RankConnections:
         """Ranks that have started; a launcher that fails by chance is started again."""
         for left in reversed(range(mpirun.STARTS)):
-            ranks, self._spare = self._spare or RankConnections(self.ranks), None
+            ranks, self._spare = self._spare or RankConnections(self.ranks, self.python), None
             try:
                 ranks.meet()
                 break
@@ -213,9 +227,10 @@ class RankConnections:
 
     Args:
         count: the number of ranks.
+        python: the command line of Python.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, python: Sequence[str] = (sys.executable,)) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="linop-")
         self.folder = Path(self._folder.name)
         self.links: dict[int, Connection] = {}
@@ -224,7 +239,7 @@ class RankConnections:
         self._read: dict[str, int] = {}
         script = str(Path(__file__).with_name("rank.py"))
         # -P: keeps the script's folder, whose modules would shadow others, off the path.
-        arguments = [sys.executable, "-P", script, str(self.folder)]
+        arguments = [*python, "-P", script, str(self.folder)]
         # Only this user can enter the folder, and ranks and parent prove that they know its key: so
         # nobody else can send them data to unpickle.
         self._key = secrets.token_bytes(32)

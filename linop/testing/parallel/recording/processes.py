@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +19,7 @@ from linop.backends.together.messages import allow, decoded, encoded
 from linop.errors import ArgumentError
 from linop.testing.parallel.recording import records
 from linop.testing.parallel.recording.failures import failure
+from linop.testing.parallel.recording.forks import Fork
 from linop.testing.parallel.recording.programs import Program
 from linop.testing.parallel.recording.rank import PROBES, STACKS, take_part
 from linop.testing.parallel.recording.records import Lifted, Moved
@@ -45,7 +46,8 @@ def run(
     """Start processes, each of which records one step, and wait for them.
 
     Args:
-        program: functions, which forks of this process call; or a file, which new processes run.
+        program: functions, which forks of this process call; or a file, which forks of a new one
+            run.
         seconds: the longest time.
         forks: forks of this process run the file, too. That is quicker, and safe where torch has
             computed nothing yet.
@@ -62,10 +64,12 @@ def run(
         given = [(program, r, workers, folder, dtype, seconds, trace) for r in range(workers)]
         started: Sequence[Any]
         if isinstance(program, str) and not forks:
-            started = [_Command(*one) for one in given]
+            started = [Fork(*one) for one in given]
         else:
+            # The first optimizer imports it: here once, instead of for seconds in each fork.
+            importlib.import_module("torch._dynamo")
             fork = multiprocessing.get_context("fork")
-            started = [fork.Process(target=_in_fork, args=one, daemon=True) for one in given]
+            started = [fork.Process(target=in_fork, args=one, daemon=True) for one in given]
         for one in started:
             one.start()
         try:
@@ -80,7 +84,8 @@ def run(
         return _read(Path(folder), workers, seconds, ended)
 
 
-def _in_fork(*args: Any) -> None:
+def in_fork(*args: Any) -> None:
+    """Take part, as a fork, and end."""
     status = 1
     try:
         take_part(*args)
@@ -88,43 +93,6 @@ def _in_fork(*args: Any) -> None:
     finally:
         sys.stdout.flush()
         os._exit(status)
-
-
-class _Command:
-    """A process with the interface of `multiprocessing.Process`."""
-
-    def __init__(self, *args: Any) -> None:
-        self._args = [str(one) for one in args]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        module = "linop.testing.parallel.recording.rank"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *self._args], env=environment, stdout=2
-        )
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def exitcode(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    def join(self) -> None:
-        if self._process is not None:
-            self._process.wait()
 
 
 def _wait(started: Sequence[Any], seconds: float, folder: Path) -> None:
