@@ -85,7 +85,7 @@ STRATEGIES = (
         "zeros for no gradient",
         "a gradient that is not there comes as zeros, which weight decay moves parameters by",
         "coefficient",
-        "linop.strategies.pipelines.lanes:BackLane.receive",
+        "linop.strategies.pipelines.lanes:BackLane.receiving",
         "tensor if there else None",
         "tensor",
         ("test_unused.py::test_pipelines",),
