@@ -148,9 +148,9 @@ def dimensions(
 def cut(tensors: Sequence[Any], dims: Sequence[int | None], sizes: Sequence[int]) -> list[Any]:
     """Tensors of each micro-batch."""
     if len(tensors) == 1 and tensors[0] is not None and dims[0] is not None:
-        return [[x] for x in tensors[0].detach().split(list(sizes), dims[0])]
+        return [[x] for x in tensors[0].detach().split_with_sizes(sizes, dims[0])]
     each = [
-        [x.detach()] * len(sizes) if d is None else x.detach().split(list(sizes), d)
+        [x.detach()] * len(sizes) if d is None else x.detach().split_with_sizes(sizes, d)
         for x, d in zip(tensors, dims, strict=True)
     ]
     return [list(some) for some in zip(*each, strict=True)]
@@ -160,7 +160,7 @@ def targets_cut(given: Given, sizes: Sequence[int]) -> Sequence[Any]:
     """The target of each micro-batch."""
     if given.form is None:
         (target,) = given.tensors
-        return [None] * len(sizes) if target is None else target.detach().split(list(sizes))
+        return [None] * len(sizes) if target is None else target.detach().split_with_sizes(sizes)
     form = given.form
     return [rebuilt(form, some) for some in cut(given.tensors, [0] * len(given.tensors), sizes)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -472,7 +473,7 @@ class Pipeline(Stored):
             tensors = given.tensors if self._plan.is_first else ()
             inputs = cut(tensors, batch.dims, batch.sizes) if tensors else []
             step = Step(inputs, self._losses if trains else None, self._updates.update)
-            with torch.set_grad_enabled(trains):
+            with nullcontext() if trains else torch.no_grad():  # steps have gradients enabled
                 step.run(batch.actions)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"

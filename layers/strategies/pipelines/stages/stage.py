@@ -51,7 +51,7 @@ _run = torch.autograd.Variable._execution_engine.run_backward
 small backward's time to check them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Saved:
     """Data that a forward leaves for its backward; the output itself is not kept."""
 
@@ -132,7 +132,7 @@ class Stage:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Training modes of all submodules, on which shapes of outputs may depend."""
-        return tuple(m.training for m in self._modules)
+        return tuple([m.training for m in self._modules])
 
     def begin(self) -> None:
         """Begin a step: versions count from 0."""
@@ -183,7 +183,8 @@ class Stage:
         """The loss for one micro-batch, without graph; see `forward`."""
         weights = self._versions.of(version)
         result = self._called(micro_batch, inputs, weights)
-        self.checked(result)
+        if type(result) is not torch.Tensor or self._outputs:
+            self.checked(result)
         value = loss(micro_batch, result)
         if not value.requires_grad and any(y.requires_grad for y in tensors_in(result)):
             raise ArgumentError(
@@ -202,7 +203,7 @@ class Stage:
         weights: Version | None,
     ) -> None:
         """Keep what the backward needs."""
-        edges = {k: get_gradient_edge(y) for k, y in results.items() if y.requires_grad}
+        edges = {k: _edge(y) for k, y in results.items() if y.requires_grad}
         self._saved[micro_batch] = _Saved(inputs, edges, weights)
 
     def _called(
@@ -376,9 +377,10 @@ class Stage:
         """Take the gradients of inputs: all workers of the stage have one of each, or none has, so
         that all run the backward of a stage before it, or none."""
         found = [_gradient(x) for x in inputs]
-        for k, x in enumerate(inputs):
-            if self._count is not None and x.requires_grad and self._count(found[k] is not None):
-                found[k] = torch.zeros_like(x) if found[k] is None else found[k]
+        if self._count is not None:
+            for k, x in enumerate(inputs):
+                if x.requires_grad and self._count(found[k] is not None):
+                    found[k] = torch.zeros_like(x) if found[k] is None else found[k]
         return found
 
     def backward_weight(self, micro_batch: int) -> None:
@@ -429,6 +431,14 @@ class Stage:
     def renewed(self) -> None:
         """After an update."""
         self._versions.renewed()
+
+
+def _edge(y: Tensor) -> GradientEdge:
+    """`get_gradient_edge`, without its checks for nodes of torch's own."""
+    node = y.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):
+        return get_gradient_edge(y)
+    return GradientEdge(node, y.output_nr)
 
 
 def sharded_units(module: Any) -> list[Any]:
