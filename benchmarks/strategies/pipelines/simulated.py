@@ -182,7 +182,7 @@ class Side:
         edge: Any = type("Both", (), {"forward": lane, "back": lane})
         edges = [{(0, 1): [edge]}] * self.count
         leaves = [{(0, 1): [(ALL, 0)]}] * self.count
-        xs, targets = [[x] for x in self.x.chunk(self.count)], self.target.chunk(self.count)
+        xs, targets = self.x.chunk(self.count), self.target.chunk(self.count)
 
         def update(stage: Any) -> None:
             stage.renew()
@@ -196,7 +196,7 @@ class Side:
 
         orders = receives(self.plan.table, edges)
         resolver = Resolver(self.plan.graph, {self.rank: self.stage}, edges, leaves, orders)
-        step = Step(xs, loss, update)
+        step = Step(lambda m: [xs[m]], loss, update)
         self.stage.begin()
         self.comm.Barrier()
         with torch.enable_grad():

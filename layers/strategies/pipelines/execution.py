@@ -107,13 +107,13 @@ class Step:
     """One worker's step.
 
     Args:
-        inputs: the tensors of each micro-batch, for the first stage's worker.
+        inputs: function of a micro-batch, for the first stage's worker: its tensors.
         loss: function of micro-batch and output, for the last stage's worker; None on others, and
             to evaluate.
         update: applies the gradients of a stage.
     """
 
-    inputs: Sequence[Sequence[Tensor]]
+    inputs: Callable[[int], list[Tensor]]
     loss: Callable[[int, Tensor], Tensor] | None
     update: Callable[[Stage], None]
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -132,12 +132,12 @@ class Step:
 
     def _inputs(self, action: Computation) -> list[Tensor]:
         if not action.sources:
-            return list(self.inputs[action.micro_batch])
+            return self.inputs(action.micro_batch)
         return [x for key, _ in action.sources for x in self._forward.pop(key)]
 
     def _run_forward(self, action: Computation) -> None:
-        inputs, loss = self._inputs(action), self.loss
         stage, m, version, sources, sinks = action
+        inputs, loss = self._inputs(action), self.loss
         if sources:
             for x in inputs:
                 if x.is_floating_point() or x.is_complex():

@@ -203,11 +203,13 @@ class BackLane(Lane):
         plan, port, (name, counted) = self._plan(k), self._into[0], self._names
         none, some = self._counts
 
+        array, sent = port.array, None if self._is_plain else self._sent
+
         def send(tensor: Tensor | None) -> None:
             if tensor is None:
-                plan({name: port.array(port.zeros()), counted: none})
+                plan({name: array(port.zeros()), counted: none})
             else:
-                plan({name: port.array(self._sent(tensor)), counted: some})
+                plan({name: array(tensor if sent is None else sent(tensor)), counted: some})
 
         return send
 

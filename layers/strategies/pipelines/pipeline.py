@@ -19,9 +19,9 @@ from linop.spaces.partition import Partition
 from linop.strategies.pipelines.batches import (
     NOTHING,
     BatchDims,
+    Cut,
     Given,
     arguments_of,
-    cut,
     joined,
     target_of,
     targets_cut,
@@ -470,8 +470,8 @@ class Pipeline(Stored):
                     stage.begin()
             if trains:
                 self._updates.begin(self.optimizer)
-            tensors = given.tensors if self._plan.is_first else ()
-            inputs = cut(tensors, batch.dims, batch.sizes) if tensors else []
+            dims = batch.dims if self._plan.is_first else ()
+            inputs = Cut(given.tensors, dims, batch.sizes)
             step = Step(inputs, self._losses if trains else None, self._updates.update)
             with nullcontext() if trains else torch.no_grad():  # steps have gradients enabled
                 step.run(batch.actions)

@@ -213,7 +213,7 @@ class Stage:
         training, random = self.module.training, self.random
         plain = weights is None and not (self._recompute or self._writes)
         if plain and not random.draws(training):
-            return self._applied(form, inputs)
+            return self.module(*inputs) if form is None else self._applied(form, inputs)
         changed: Version = {}
 
         def applied(inputs: Sequence[Tensor]) -> Result:
