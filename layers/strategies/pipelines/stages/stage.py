@@ -191,8 +191,9 @@ class Stage:
                 f"Pipeline: a loss that depends on the output expected, given {value!r}, which has "
                 f"no gradient: it was detached, or computed without gradients"
             )
-        self._save(micro_batch, inputs, {(0, 0): value}, weights)
-        plain = self._saved[micro_batch].loss = value.detach()
+        plain = value.detach()
+        edges = {(0, 0): _edge(value)} if value.requires_grad else {}
+        self._saved[micro_batch] = _Saved(inputs, edges, weights, loss=plain)
         return plain
 
     def _save(
