@@ -292,11 +292,10 @@ class BoundPlan(Keeper, ABC):
         `start` of a worker that only receives gains nothing."""
         return False
 
-    def in_any_order(self, x: Any = None) -> Any:
-        """A call as between `start` and `finish`: on other workers, its place among the calls of
-        other plans may be another one."""
-        self.start(x)
-        return self.finish()
+    def in_any_order(self) -> None:
+        """Allow calls to have another place among those of other plans on other workers, and do
+        without what compares them: for plans whose calls have an order of their own, as by a
+        schedule that all workers know. Before the first call, on all workers."""
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Start a run without waiting: check the argument, then post all messages that do not

@@ -73,8 +73,8 @@ class PartsPlan(BoundPlan):
         self.plan(rows, out=rows if out is x else self._rows(out, 1))
         return out
 
-    def in_any_order(self, x: Any = None) -> Any:
-        return self._numbers(self.plan.in_any_order(self._rows(x, 0)))
+    def in_any_order(self) -> None:
+        self.plan.in_any_order()
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         rows = self._rows(x, 0)

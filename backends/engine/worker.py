@@ -15,7 +15,7 @@ from linop.backends.engine.base import Backend, BoundPlan, check_here, check_wor
 from linop.backends.engine.compile_agreement import check_agreement
 from linop.backends.engine.execution.layout import Layout
 from linop.backends.engine.execution.program import Program
-from linop.backends.engine.roads.call_numbers import Calls
+from linop.backends.engine.roads.call_numbers import Calls, Unnumbered
 from linop.backends.engine.roads.point_to_point import PointToPoint
 from linop.backends.engine.worker_plan import WorkerPlan
 from linop.backends.together.deadlock import PAST, Key, Point
@@ -269,21 +269,32 @@ class Worker(Backend):
         time."""
 
     def program(
-        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
+        numbered: bool = True,
     ) -> Program:
-        """A plan bound to its transport; collective over the group."""
-        layout, calls = self.layout(plan), self.calls(group)
+        """A plan bound to its transport; collective over the group.
+
+        Args:
+            numbered: as `WorkerPlan.numbered`.
+        """
+        layout, calls = self.layout(plan), self.calls(group, numbered)
         return Program(layout, PointToPoint(layout, self.transport, tag, about, calls), calls)
 
     def counts(self) -> dict[tuple[int, ...], int | None]:
         """Number of calls of each group's plans; None for groups whose count is unknown."""
         return {group: calls.counted for group, calls in self._calls.items()}
 
-    def calls(self, group: Sequence[int]) -> Calls | None:
-        """Call counter shared by all plans of a group of workers; None if this worker is not in it,
-        or alone."""
+    def calls(self, group: Sequence[int], numbered: bool = True) -> Calls | None:
+        """Call counter shared by all numbered plans of a group of workers; None if this worker is
+        not in it, or alone."""
         if self.worker not in group or len(group) < 2:
             return None
+        if not numbered:
+            return Unnumbered()
         return self._calls.setdefault(tuple(group), Calls())
 
     def way(self, program: Program | None = None) -> str:

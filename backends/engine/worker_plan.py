@@ -73,6 +73,10 @@ class WorkerPlan(BoundPlan):
         """True if every call is compared with those of the other workers, which waits for them. To
         be set False, on all of them and before the first call, where receives are to be posted
         early."""
+        self.numbered = True
+        """True if messages have the numbers of calls, which must be in one order on all workers
+        then. To be set False on all of them, before the first call, where another order is fixed,
+        as by a schedule."""
         self._broken: str | None = None
         self._seconds = 0.0
         self._checked: dict[tuple[Form, bool], Callable[..., Any]] = {}
@@ -285,11 +289,8 @@ class WorkerPlan(BoundPlan):
     def receives_early(self) -> bool:
         return self._program is not None and self._program.messages.early
 
-    def in_any_order(self, x: Any = None) -> Any:
-        if self._program is None:
-            return super().in_any_order(x)
-        with self._program.uncounted:
-            return self(x)
+    def in_any_order(self) -> None:
+        self.compares = self.numbered = False
 
     @property
     def is_running(self) -> bool:
@@ -325,7 +326,8 @@ class WorkerPlan(BoundPlan):
         self._fast, self._starts = [None, None, None], [None, None, None]
 
     def _bind_program(self) -> Program:
-        self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
+        about = self.plan, self.group, self._tag, self._named
+        self._program = self._worker.program(*about, self.numbered)
         return self._program
 
     def broken(self, error: BaseException) -> None:

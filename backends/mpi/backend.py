@@ -280,21 +280,31 @@ class Rank(RankWorker):
         return replace(super().options, collectives=lambda plan: selected(plan, self._choice))
 
     def program(
-        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
+        numbered: bool = True,
     ) -> Program:
         program = None
         shared = len({self.machines[worker] for worker in group}) < len(group)
         if self._pool is not None and self.worker in group and shared:
-            program = self._shared(plan, self._pool, group, tag, about)
-        return program or self._messages(plan, group, tag, about)
+            program = self._shared(plan, self._pool, group, tag, about, numbered)
+        return program or self._messages(plan, group, tag, about, numbered)
 
     def _messages(
-        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
+        numbered: bool,
     ) -> Program:
         stages, reasons = taken_stages(plan, self.groups, self._choice)
         patterns = {stage: found for stage, (found, _) in stages.items()}
         layout = self.layout(plan, replace(self.options, collectives=lambda plan: patterns))
-        calls = self.calls(group)
+        calls = self.calls(group, numbered)
         how = Collectives(layout, self.transport, tag, about, calls, self.groups, stages, reasons)
         return Program(layout, how, calls)
 
@@ -323,10 +333,11 @@ class Rank(RankWorker):
         group: Sequence[int],
         tag: int,
         about: Callable[[], str],
+        numbered: bool,
     ) -> Program | None:
         """The plan bound to shared-memory windows, with messages to other machines; None on every
         worker of the group if one lacks room."""
-        calls = self.calls(group)
+        calls = self.calls(group, numbered)
         assert calls is not None  # the group has several workers
         layout = self.layout(plan, super().options)
         transport = self.transport

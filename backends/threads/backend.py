@@ -170,9 +170,14 @@ class Thread(Worker):
         return Thread(self.name, self.transport.part(mine), self.debug, self.arrays, self.sums)
 
     def program(
-        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
+        numbered: bool = True,
     ) -> Program:
-        return bound(self.layout(plan), self.transport, tag, about, self.calls(group))
+        return bound(self.layout(plan), self.transport, tag, about, self.calls(group, numbered))
 
 
 def bound(

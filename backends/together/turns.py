@@ -8,19 +8,35 @@ for workers of the same process gives it up, and takes it again afterwards (`giv
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Self
 
 
-class Turn(Protocol):
-    """Exclusive use, of which this thread has one."""
+class Turn(ABC):
+    """Exclusive use: context of this thread's, the latest of its turns."""
 
+    __slots__ = ("_outer",)
+
+    @abstractmethod
     def give_up(self) -> None:
         """Leave it to others, as it was before this turn."""
 
+    @abstractmethod
     def take_again(self) -> None:
-        """Wait for it, and go on where this turn was. Others give it up when they wait."""
+        """Wait for it, and go on where this turn was, if it has begun. Others give it up when they
+        wait."""
+
+    def __enter__(self) -> Self:
+        self.take_again()
+        self._outer = _HERE.turns
+        _HERE.turns = *self._outer, self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _HERE.turns = self._outer
+        self.give_up()
 
 
 class _Here(threading.local):
@@ -28,17 +44,6 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
-
-
-@contextmanager
-def kept(turn: Turn) -> Iterator[None]:
-    """Context of a turn that this thread has, the latest of them."""
-    before = _HERE.turns
-    _HERE.turns = *before, turn
-    try:
-        yield
-    finally:
-        _HERE.turns = before
 
 
 def has_turns() -> bool:

@@ -50,14 +50,19 @@ def call_metadata(
     Args:
         own: name, shape, dtype and device of each parameter.
     """
-    metas = [
-        (x.shape, x.dtype, x.layout, x.device, x.requires_grad)
-        if isinstance(x, torch.Tensor)
-        else (None if x is None else (type(x).__name__,))
-        for x in tensors
-    ]
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return CallMetadata(tuple(metas), modes, own, wrong, options)
+    return CallMetadata(metas_of(tensors), modes, own, wrong, options)
+
+
+def metas_of(arguments: Sequence[Any]) -> tuple[Meta, ...]:
+    """Metadata of arguments."""
+    metas: list[Meta] = []
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            metas.append((x.shape, x.dtype, x.layout, x.device, x.requires_grad))
+        else:
+            metas.append(None if x is None else (type(x).__name__,))
+    return tuple(metas)
 
 
 def space_of(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from linop.backends.together.turns import kept
+from linop.backends.together.turns import Turn
 
 _GENERATOR = threading.RLock()
 """Held by a thread while torch's generator has a seed of its own, but for the time in which it
@@ -38,46 +38,50 @@ def seed_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-class Seeded:
-    """A turn of this thread with torch's generator.
+class Seeded(Turn):
+    """Context in which torch's generator starts at a seed, in this thread alone, and after which it
+    is as before.
 
-    Attributes:
-        state: of the generator for this turn, while others have it.
+    Args:
+        seed: None: it starts as it is.
     """
 
-    def __init__(self, state: Any) -> None:
-        self.state = state
-        self._before: Any = None
+    __slots__ = ("_before", "_seed", "_start", "_state")
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+        self._state: Any = None
+        """Of the generator for this turn, while others have it; None before it begins."""
+        self._start = self._before = self._state
 
     def take_again(self) -> None:
         _GENERATOR.acquire()
-        self._before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self.state)
+        generator = torch.default_generator
+        self._before = generator.get_state()
+        if self._state is not None:
+            generator.set_state(self._state)
+        elif self._seed is None:
+            self._start = self._before
+        else:
+            generator.manual_seed(self._seed)
+            self._start = generator.get_state()
 
     def give_up(self) -> None:
-        self.state = torch.default_generator.get_state()
+        self._state = torch.default_generator.get_state()
         torch.default_generator.set_state(self._before)
         _GENERATOR.release()
 
-
-@contextmanager
-def from_seed(seed: int) -> Iterator[tuple[Any, Seeded]]:
-    """Context in which torch's generator starts at a seed, in this thread alone, and after which it
-    is as before. It gives the state of that seed, and the turn, with the state at the end."""
-    state = torch.Generator().manual_seed(seed).get_state()
-    turn = Seeded(state)
-    turn.take_again()
-    try:
-        with kept(turn):
-            yield state, turn
-    finally:
-        turn.give_up()
+    @property
+    def drew(self) -> bool:
+        """True if random numbers were drawn, after the context."""
+        start, end = (state.numpy().tobytes() for state in (self._start, self._state))
+        return bool(start != end)  # faster than `torch.equal`, once in a step
 
 
 @contextmanager
 def from_seed_on(seed: int, device: Any) -> Iterator[None]:
-    """`from_seed`, for draws on any device."""
-    with from_seed(seed):
+    """`Seeded`, for draws on any device."""
+    with Seeded(seed):
         if device.type in ("cpu", "meta"):
             yield
             return

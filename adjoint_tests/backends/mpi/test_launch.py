@@ -321,3 +321,32 @@ def test_a_call_that_a_thread_left_out_is_noticed_at_the_end() -> None:
 
     with pytest.raises(BackendError, match=r"out of step.* 10 on worker 0, 9 on worker 1"):
         linop.launch(main, workers=2)
+
+
+def test_calls_in_any_order_are_not_numbered_and_those_of_other_plans_are() -> None:
+    results: dict[int, list[float]] = {}
+
+    def main(backend: Backend) -> None:
+        counted, free = (
+            linop.broadcast(TensorSpace((n,), Partition((1,))), Partition((2,))).compile(backend)
+            for n in (3, 4)
+        )
+        free.in_any_order()
+        me = backend.worker
+        assert me is not None
+
+        def sums(plan: Any, n: int, value: float) -> float:
+            return float(plan(np.full(n, float(value)) if me == 0 else None).sum())
+
+        found = results[me] = [sums(free, 4, 1), sums(counted, 3, 1)]
+        if me == 0:
+            found += [sums(free, 4, 2), sums(counted, 3, 2)]
+        else:  # the other way round
+            second = sums(counted, 3, 2)
+            found += [sums(free, 4, 2), second]
+        for _ in range(8 if me == 0 else 7):
+            sums(counted, 3, 1)
+
+    with pytest.raises(BackendError, match=r"out of step.* 10 on worker 0, 9 on worker 1"):
+        linop.launch(main, workers=2)
+    assert results == {0: [4, 3, 8, 6], 1: [4, 3, 8, 6]}

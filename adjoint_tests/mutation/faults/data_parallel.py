@@ -126,7 +126,7 @@ DATA_PARALLEL = (
         "versions of replicas apart",
         "gradients of stashed versions are not summed over replicas of a stage",
         "omission",
-        "linop.strategies.pipelines.stages.stage:Stage.renew",
+        "linop.strategies.pipelines.stages.versions:Versions.renew",
         "reducer.enabled",
         "False",
         ("test_data_parallel.py::test_pipelines_of_replicas",),

@@ -93,6 +93,18 @@ class Calls:
         if not self._stopped and self._thread == threading.get_ident():
             self.thread = self._thread
 
+    def counting(self) -> list[Operation]:
+        """Operations that count a call, and set `CALL` to its number times `TURNS`; 0 for an
+        uncounted call."""
+        number = Field(self, "number")
+        return [
+            If(
+                Condition(Returned(threading.get_ident), "==", Field(self, "thread")),
+                [Set([number, CALL], number + TURNS)],
+                [Set([CALL], 0), Call(self.uncounted)],
+            )
+        ]
+
     @property
     def counted(self) -> int | None:
         """Number of calls since the last compile; None if workers may differ in it."""
@@ -100,19 +112,20 @@ class Calls:
         return None if self._stopped or self._overlap else self.number // TURNS
 
 
-def counting(calls: Calls | None) -> list[Operation]:
-    """Operations that count a call, and set `CALL` to its number times `TURNS`; 0 for an uncounted
-    call."""
-    if calls is None:
+class Unnumbered(Calls):
+    """The calls of plans whose order is fixed otherwise, as by a schedule that all workers know:
+    their messages have the number 0, and the calls of other plans are numbered without them."""
+
+    __slots__ = ()
+
+    def uncounted(self) -> None:
+        """Any thread may make a call."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def counting(self) -> list[Operation]:
         return [Set([CALL], 0)]
-    number = Field(calls, "number")
-    return [
-        If(
-            Condition(Returned(threading.get_ident), "==", Field(calls, "thread")),
-            [Set([number, CALL], number + TURNS)],
-            [Set([CALL], 0), Call(calls.uncounted)],
-        )
-    ]
 
 
 def check_step(peer: int, theirs: int, mine: int, about: Callable[[], str]) -> None:
@@ -225,7 +238,7 @@ class Numbers:
             return []
         alone = any(isinstance(step, Send) and self.before(step) for step in self._first.values())
         said: list[Operation] = [Set([Item(self.mine.data, 0)], CALL)] if alone else []
-        return [*([] if self._counted else counting(self._calls)), *said]
+        return [*([] if self._counted else self._calls.counting()), *said]
 
     def inside(self, step: Send | Receive) -> bool:
         """True if the number is appended to this message."""

@@ -186,9 +186,14 @@ class Gpu(RankWorker):
         super().leave()
 
     def program(
-        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
+        numbered: bool = True,
     ) -> Program:
-        layout, calls, aware = self.layout(plan), self.calls(group), self.aware.yes
+        layout, calls, aware = self.layout(plan), self.calls(group, numbered), self.aware.yes
         how: Communication
         if self._nccl is not None:
             how = NcclMessages(layout, self.transport, tag, about, self._nccl, calls)

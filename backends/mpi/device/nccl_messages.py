@@ -32,7 +32,6 @@ from linop.backends.engine.roads.call_numbers import (
     Calls,
     Numbers,
     check_step,
-    counting,
     never,
 )
 from linop.backends.engine.roads.communication import Communication, Instructions
@@ -90,7 +89,7 @@ class NcclMessages(Communication):
 
     def begin(self) -> Instructions:
         if self._calls is not None:
-            yield instruction("count the call", *counting(self._calls))
+            yield instruction("count the call", *self._calls.counting())
 
     def sends(self, stage: Stage) -> Instructions:
         made, packed = self._packing.packed(stage, stage.sends)

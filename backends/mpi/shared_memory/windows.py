@@ -37,7 +37,7 @@ from linop.backends.engine.execution.layout import Layout
 from linop.backends.engine.execution.numbers import Condition, Field, Item, Number, Variable
 from linop.backends.engine.execution.stage import Stage
 from linop.backends.engine.execution.views import Buffer, View, fixed, whole
-from linop.backends.engine.roads.call_numbers import CALL, TURNS, Calls, counting
+from linop.backends.engine.roads.call_numbers import CALL, TURNS, Calls
 from linop.backends.engine.roads.communication import Communication, Instructions
 from linop.backends.mpi.shared_memory.offers import PIECES, Offer, Piece, Said, pieces_of
 from linop.backends.mpi.shared_memory.plan_memory import FEW, MANY, PlanMemory
@@ -223,7 +223,7 @@ class Windows(Communication):
         operations: list[Operation] = [
             Set([RUN, number], number + 1),
             If(signals.flag(signals.gone), [Call(signals.peers.begin)]),
-            *counting(self._calls),
+            *self._calls.counting(),
             Set([MARK], RUN % TURNS + CALL),
         ]
         asked = [offer.pieces.values() for offer in self._asked.values()]

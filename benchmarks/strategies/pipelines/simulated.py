@@ -102,11 +102,17 @@ class Here:
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
-    def send(self, micro_batch: int, tensor: Any) -> None:
-        pass
+    posts = False
 
-    def receive(self, micro_batch: int) -> Any:
-        return self._tensor.detach()  # a stage asks for its gradient
+    def sending(self, k: int) -> Callable[[Any], None]:
+        """See `linop.strategies.pipelines.lanes.Lane`."""
+        del k
+        return lambda tensor: None
+
+    def receiving(self, k: int, count: int) -> Callable[[], Any]:
+        """See `linop.strategies.pipelines.lanes.Lane`."""
+        del k, count
+        return self._tensor.detach  # a stage asks for its gradient
 
 
 class Side:
@@ -169,14 +175,14 @@ class Side:
         """This rank's actions, with messages that are there already, as the other's run beside."""
         import torch
 
-        from linop.strategies.pipelines.execution import Step, resolved
+        from linop.strategies.pipelines.execution import Resolver, Step, receives
         from linop.strategies.pipelines.forms import ALL
 
         lane: Any = Here(self.message)
         edge: Any = type("Both", (), {"forward": lane, "back": lane})
         edges = [{(0, 1): [edge]}] * self.count
         leaves = [{(0, 1): [(ALL, 0)]}] * self.count
-        xs, targets = [[x] for x in self.x.chunk(self.count)], self.target.chunk(self.count)
+        xs, targets = self.x.chunk(self.count), self.target.chunk(self.count)
 
         def update(stage: Any) -> None:
             stage.renew()
@@ -188,12 +194,14 @@ class Side:
         def loss(m: int, y: Any) -> Any:
             return squares(y, targets[m])
 
-        step = Step(self.plan.graph, {self.rank: self.stage}, edges, leaves, [], xs, loss, update)
+        orders = receives(self.plan.table, edges)
+        resolver = Resolver(self.plan.graph, {self.rank: self.stage}, edges, leaves, orders)
+        step = Step(lambda m: [xs[m]], loss, update)
         self.stage.begin()
         self.comm.Barrier()
         with torch.enable_grad():
             for action in self.plan.row:
-                costs[action] = seconds(partial(step.run, resolved([action])))
+                costs[action] = seconds(partial(step.run, resolver.actions([action])))
 
     def _messages(self, costs: Costs) -> None:
         """Sends to free slots, and receives of what is there: the mean of all."""
@@ -201,12 +209,17 @@ class Side:
             (self.edge.lanes[0], 0, (Kind.SEND_F, Kind.RECV_F)),
             (self.edge.lanes[1], 1, (Kind.SEND_B, Kind.RECV_B)),
         ):
-            lane.open(range(self.count))
+            if lane.posts:
+                lane.open(self.count)
             for turn, kind in enumerate(kinds):
                 self.comm.Barrier()
                 if (self.rank == sender) == (turn == 0):
-                    go = partial(lane.receive) if turn else partial(lane.send, tensor=self.message)
-                    each = [seconds(partial(go, m)) for m in range(self.count)]
+                    numbers = range(self.count)
+                    if turn:
+                        runs = [lane.receiving(k, self.count) for k in numbers]
+                    else:
+                        runs = [partial(lane.sending(k), self.message) for k in numbers]
+                    each = [seconds(run) for run in runs]
                     costs[self.rank, kind] = statistics.fmean(each)
 
     def everybodys(self) -> tuple[list[float], list[Costs]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from operator import index
 from typing import Any, NamedTuple
 
@@ -145,24 +146,34 @@ def dimensions(
     return rows, dims
 
 
-def cut(tensors: Sequence[Any], dims: Sequence[int | None], sizes: Sequence[int]) -> list[Any]:
-    """Tensors of each micro-batch."""
-    if len(tensors) == 1 and tensors[0] is not None and dims[0] is not None:
-        return [[x] for x in tensors[0].detach().split(list(sizes), dims[0])]
-    each = [
-        [x.detach()] * len(sizes) if d is None else x.detach().split(list(sizes), d)
-        for x, d in zip(tensors, dims, strict=True)
-    ]
-    return [list(some) for some in zip(*each, strict=True)]
+class Cut:
+    """Tensors of each micro-batch, made when they are asked for: the first one's forward does not
+    wait for the others.
+
+    Args:
+        tensors: of the batch.
+        dims: along which they are cut; None for one that is not.
+        sizes: of micro-batches.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Any], dims: Sequence[int | None], sizes: Sequence[int]
+    ) -> None:
+        self._tensors = [(x.detach(), d) for x, d in zip(tensors, dims, strict=True)]
+        self._sizes, self._starts = sizes, list(accumulate(sizes, initial=0))
+
+    def __call__(self, m: int) -> list[Tensor]:
+        start, size = self._starts[m], self._sizes[m]
+        return [x if d is None else x.narrow(d, start, size) for x, d in self._tensors]
 
 
 def targets_cut(given: Given, sizes: Sequence[int]) -> Sequence[Any]:
     """The target of each micro-batch."""
     if given.form is None:
         (target,) = given.tensors
-        return [None] * len(sizes) if target is None else target.detach().split(list(sizes))
-    form = given.form
-    return [rebuilt(form, some) for some in cut(given.tensors, [0] * len(given.tensors), sizes)]
+        return [None] * len(sizes) if target is None else target.detach().split_with_sizes(sizes)
+    some = Cut(given.tensors, [0] * len(given.tensors), sizes)
+    return [rebuilt(given.form, some(m)) for m in range(len(sizes))]
 
 
 def joined(results: Sequence[Any], sizes: Sequence[int]) -> Any:

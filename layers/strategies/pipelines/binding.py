@@ -13,7 +13,7 @@ import torch
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
 from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
-from linop.layers.agreement.metadata import Meta, call_metadata, space_of
+from linop.layers.agreement.metadata import Meta, metas_of, space_of
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.batches import BatchDims, Given, dimensions, named
@@ -79,29 +79,27 @@ class Call(NamedTuple):
             sizes: as the user gives them.
         """
         cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-        modes = tuple(stage.modes for stage in stages)
+        modes = tuple([stage.modes for stage in stages])
         enabled = not trains or torch.is_grad_enabled()
-        wrong = given.wrong or target.wrong
-        metas = [call_metadata(one.tensors, trains, ()).tensors for one in (given, target)]
         return cls(
-            metas[0],
+            metas_of(given.tensors),
             given.form,
-            metas[1],
-            wrong,
+            metas_of(target.tensors),
+            given.wrong or target.wrong,
             trains,
             cast,
             modes,
             enabled,
-            _numbers(sizes),
+            None if sizes is None else _numbers(sizes),
             pipeline,
             broken,
         )
 
 
-def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
+def _numbers(sizes: Any) -> tuple[int, ...] | str:
     """Sizes of micro-batches that a user gives, or, if they are no numbers, a description."""
     try:
-        return None if sizes is None else tuple(map(index, sizes))
+        return tuple(map(index, sizes))
     except Exception:  # of whatever the user gives: all workers are to hear of it
         return repr(sizes)
 
@@ -358,7 +356,7 @@ class Tracer:
                     forms, found = self._probe(s, form, sources)
             except Exception as error:
                 raise located(error, f"stage {s}, {self._named(s, sources)}") from error
-            return None, (dict(forms), call_metadata([*found.values()], False, ()).tensors)
+            return None, (dict(forms), metas_of([*found.values()]))
 
         _, everybodys = tracing.agreement.together(probed, "Pipeline", doing)
         grid = self._plan.grid(s)

@@ -18,17 +18,6 @@ Pair = tuple[int, int]
 """The stages of an edge."""
 
 
-class Resolved(NamedTuple):
-    """An action; -1 for numbers that it has not."""
-
-    run: Callable[[Step, int, int, int], None]
-    """Of its kind."""
-    stage: int
-    micro_batch: int
-    number: int
-    """Of messages, the stage at the other end; of forwards, the version of the parameters."""
-
-
 @dataclass(frozen=True)
 class Graph:
     """Edges between stages.
@@ -73,144 +62,162 @@ def ordered(outputs: Iterable[Output]) -> list[Output]:
     return sorted(outputs, key=lambda k: (isinstance(k, str), k))
 
 
+Key = tuple[int, int, int]
+"""Source, target and micro-batch."""
+
+
+class Computation(NamedTuple):
+    """Of a stage, for a micro-batch.
+
+    Attributes:
+        version: of the parameters; -1 for the newest.
+        sources: edges into the stage, and the number of tensors that come along each.
+        sinks: edges out of it, and the tensors of its outputs that go along each.
+    """
+
+    stage: Stage
+    micro_batch: int
+    version: int
+    sources: Sequence[tuple[Key, int]]
+    sinks: Sequence[tuple[Key, Sequence[Leaf]]]
+
+
+class Message(NamedTuple):
+    """Along an edge: functions that send or receive each of its tensors; None for gradients that
+    tensors do not have."""
+
+    key: Key
+    tensors: Sequence[Callable[..., Any] | None]
+
+
+class Actions(NamedTuple):
+    """A worker's actions of a step, resolved once for all steps with the same shapes.
+
+    Attributes:
+        opened: lanes of which receives are posted first, and the number of their messages.
+        row: methods of `Step`, and their arguments.
+    """
+
+    opened: Sequence[tuple[Lane, int]]
+    row: Sequence[tuple[Callable[[Step, Any], None], Computation | Message]]
+
+
 @dataclass
 class Step:
     """One worker's step.
 
     Args:
-        graph: of the pipeline.
-        stages: of this worker.
-        edges: the compiled edges of each micro-batch, one for each tensor that goes along them.
-        leaves: of each micro-batch, the tensors that go along each edge.
-        receives: lanes, and the micro-batches that come through each, in order.
-        inputs: the tensors of each micro-batch, for the first stage's worker.
+        inputs: function of a micro-batch, for the first stage's worker: its tensors.
         loss: function of micro-batch and output, for the last stage's worker; None on others, and
             to evaluate.
         update: applies the gradients of a stage.
     """
 
-    graph: Graph
-    stages: Mapping[int, Stage]
-    edges: Sequence[Mapping[Pair, Sequence[Edge]]]
-    leaves: Sequence[Mapping[Pair, Sequence[Leaf]]]
-    receives: Sequence[tuple[Lane, Sequence[int]]]
-    inputs: Sequence[Sequence[Tensor]]
+    inputs: Callable[[int], list[Tensor]]
     loss: Callable[[int, Tensor], Tensor] | None
     update: Callable[[Stage], None]
     outputs: dict[int, Any] = field(default_factory=dict)
     losses: dict[int, Tensor] = field(default_factory=dict)
-    _forward: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
-    """Outputs by source, target and micro-batch: received, or to be sent."""
-    _back: dict[tuple[int, int, int], Sequence[Tensor | None]] = field(default_factory=dict)
-    """Gradients by source, target and micro-batch of the output; None for whole numbers."""
+    _forward: dict[Key, Sequence[Tensor]] = field(default_factory=dict)
+    """Outputs: received, or to be sent."""
+    _back: dict[Key, Sequence[Tensor | None]] = field(default_factory=dict)
+    """Gradients of outputs; None for whole numbers."""
 
-    def run(self, row: Sequence[Resolved]) -> None:
+    def run(self, actions: Actions) -> None:
         """Execute the actions of this worker."""
-        for lane, order in self.receives:
-            lane.open(order)
-        for run, stage, m, number in row:
-            run(self, stage, m, number)
+        for lane, count in actions.opened:
+            lane.open(count)
+        for run, given in actions.row:
+            run(self, given)
 
-    # Computation: of a stage, a micro-batch, and a version of the parameters
+    def _inputs(self, action: Computation) -> list[Tensor]:
+        if not action.sources:
+            return self.inputs(action.micro_batch)
+        return [x for key, _ in action.sources for x in self._forward.pop(key)]
 
-    def _inputs(self, s: int, m: int) -> list[Tensor]:
-        sources = self.graph.sources[s]
-        if not sources:
-            return list(self.inputs[m])
-        return [x for a in sources for x in self._forward.pop((a, s, m))]
-
-    def _run_forward(self, s: int, m: int, version: int) -> None:
-        inputs, loss = self._inputs(s, m), self.loss
-        if self.graph.sources[s]:
+    def _run_forward(self, action: Computation) -> None:
+        stage, m, version, sources, sinks = action
+        inputs, loss = self._inputs(action), self.loss
+        if sources:
             for x in inputs:
                 if x.is_floating_point() or x.is_complex():
                     x.requires_grad_()
-        if self.graph.sinks[s]:
-            self._spread(s, m, self.stages[s].forward(m, inputs, version))
+        if sinks:
+            self._spread(action, stage.forward(m, inputs, version))
         else:
             assert loss is not None
-            self.losses[m] = self.stages[s].forward_loss(m, inputs, version, loss)
+            self.losses[m] = stage.forward_loss(m, inputs, version, loss)
 
-    def _evaluate(self, s: int, m: int, version: int) -> None:
-        del version
-        outputs, result = self.stages[s].evaluate(m, self._inputs(s, m))
-        if not self.graph.sinks[s]:
-            self.outputs[m] = result
-        self._spread(s, m, outputs)
+    def _evaluate(self, action: Computation) -> None:
+        outputs, result = action.stage.evaluate(action.micro_batch, self._inputs(action))
+        if not action.sinks:
+            self.outputs[action.micro_batch] = result
+        self._spread(action, outputs)
 
-    def _spread(self, s: int, m: int, outputs: Mapping[Leaf, Tensor]) -> None:
+    def _spread(self, action: Computation, outputs: Mapping[Leaf, Tensor]) -> None:
         """Keep outputs for the stages that take them."""
-        for b in self.graph.sinks[s]:
-            self._forward[s, b, m] = [outputs[k] for k in self.leaves[m][s, b]]
+        for key, leaves in action.sinks:
+            self._forward[key] = [outputs[k] for k in leaves]
 
-    def _run_backward(self, s: int, m: int, number: int) -> None:
-        del number
-        self._give_back(s, m, self.stages[s].backward(m, self._gradients(s, m)))
+    def _run_backward(self, action: Computation) -> None:
+        gradients = self._gradients(action)
+        self._give_back(action, action.stage.backward(action.micro_batch, gradients))
 
-    def _run_backward_input(self, s: int, m: int, number: int) -> None:
-        del number
-        self._give_back(s, m, self.stages[s].backward_input(m, self._gradients(s, m)))
+    def _run_backward_input(self, action: Computation) -> None:
+        gradients = self._gradients(action)
+        self._give_back(action, action.stage.backward_input(action.micro_batch, gradients))
 
-    def _gradients(self, s: int, m: int) -> dict[Leaf, Tensor] | None:
+    def _gradients(self, action: Computation) -> dict[Leaf, Tensor] | None:
         """Gradients of tensors of a stage's outputs; None for the loss."""
+        if not action.sinks:
+            return None
         gradients: dict[Leaf, Tensor] = {}
-        sinks = self.graph.sinks[s]
-        for b in sinks:
-            found = self._back.pop((s, b, m))
-            for k, one in zip(self.leaves[m][s, b], found, strict=True):
+        for key, leaves in action.sinks:
+            for k, one in zip(leaves, self._back.pop(key), strict=True):
                 if one is not None:
                     gradients[k] = gradients[k] + one if k in gradients else one
-        return gradients if sinks else None
+        return gradients
 
-    def _give_back(self, s: int, m: int, gradients: Sequence[Tensor | None]) -> None:
+    def _give_back(self, action: Computation, gradients: Sequence[Tensor | None]) -> None:
         """Keep gradients of a stage's inputs for the stages that they come from."""
-        back = iter(gradients)
-        for a in self.graph.sources[s]:
-            self._back[a, s, m] = [next(back) for _ in self.leaves[m][a, s]]
+        start = 0
+        for key, count in action.sources:
+            self._back[key] = gradients[start : start + count]
+            start += count
 
-    def _run_backward_weight(self, s: int, m: int, number: int) -> None:
-        del number
-        self.stages[s].backward_weight(m)
+    def _run_backward_weight(self, action: Computation) -> None:
+        action.stage.backward_weight(action.micro_batch)
 
-    def _update(self, s: int, m: int, number: int) -> None:
-        del m, number
-        self.update(self.stages[s])
+    def _update(self, action: Computation) -> None:
+        self.update(action.stage)
 
-    def _unshard(self, s: int, m: int, number: int) -> None:
-        del m, number
-        self.stages[s].unshard()
+    def _unshard(self, action: Computation) -> None:
+        action.stage.unshard()
 
-    def _reshard(self, s: int, m: int, number: int) -> None:
-        del m, number
-        self.stages[s].reshard()
+    def _reshard(self, action: Computation) -> None:
+        action.stage.reshard()
 
-    def _reduce(self, s: int, m: int, number: int) -> None:
-        del m, number
-        self.stages[s].reduce()
+    def _reduce(self, action: Computation) -> None:
+        action.stage.reduce()
 
-    # Messages: of a stage, a micro-batch, and the stage at the other end
+    def _send_forward(self, message: Message) -> None:
+        for send, y in zip(message.tensors, self._forward.pop(message.key), strict=True):
+            assert send is not None
+            send(y)
 
-    def _send_forward(self, s: int, m: int, other: int) -> None:
-        ys = self._forward.pop((s, other, m))
-        for edge, y in zip(self.edges[m][s, other], ys, strict=True):
-            edge.forward.send(m, y)
+    def _receive_forward(self, message: Message) -> None:
+        self._forward[message.key] = [receive() for receive in message.tensors if receive]
 
-    def _receive_forward(self, s: int, m: int, other: int) -> None:
-        self._forward[other, s, m] = [e.forward.receive(m) for e in self.edges[m][other, s]]
+    def _send_back(self, message: Message) -> None:
+        for send, gradient in zip(message.tensors, self._back.pop(message.key), strict=True):
+            if send is not None:
+                send(gradient)
 
-    def _send_back(self, s: int, m: int, other: int) -> None:
-        gradients = self._back.pop((other, s, m))
-        for edge, gradient in zip(self.edges[m][other, s], gradients, strict=True):
-            if edge.back is not None:
-                edge.back.send(m, gradient)
-
-    def _receive_back(self, s: int, m: int, other: int) -> None:
-        self._back[s, other, m] = [
-            None if edge.back is None else edge.back.receive(m) for edge in self.edges[m][s, other]
-        ]
+    def _receive_back(self, message: Message) -> None:
+        self._back[message.key] = [receive and receive() for receive in message.tensors]
 
 
-_RUN: Mapping[Kind, Callable[[Step, int, int, int], None]] = {
+_RUN: Mapping[Kind, Callable[[Step, Any], None]] = {
     Kind.FORWARD: Step._run_forward,
     Kind.BACKWARD: Step._run_backward,
     Kind.BACKWARD_INPUT: Step._run_backward_input,
@@ -224,51 +231,107 @@ _RUN: Mapping[Kind, Callable[[Step, int, int, int], None]] = {
     Kind.RESHARD: Step._reshard,
     Kind.REDUCE_GRAD: Step._reduce,
 }
+_MESSAGES = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B
+Edges = Sequence[Mapping[Pair, Sequence[Edge]]]
+"""The compiled edges of each micro-batch, one for each tensor that goes along them."""
+Orders = Mapping[int, tuple[Lane, Sequence[int]]]
+"""Lanes by their `id`, and the micro-batches that come through each, in order."""
 
 
-def resolved(row: Sequence[Action], trains: bool = True) -> list[Resolved]:
-    """A worker's actions, as `Step` runs them.
+class Resolver:
+    """Actions of a table, for micro-batches of some shapes.
 
     Args:
+        graph: of the pipeline.
+        stages: of this worker.
+        edges: those between workers.
+        leaves: of each micro-batch, the tensors that go along each edge.
+        orders: of all lanes.
         trains: False: forwards are evaluations.
     """
-    found = []
-    for action in row:
-        m, number, run = action.micro_batch, action.other, _RUN[action.kind]
-        if action.kind == Kind.FORWARD:
-            number = action.version
-            run = run if trains else Step._evaluate
-        none = -1
-        found.append(
-            Resolved(
-                run,
-                action.stage,
-                none if m is None else m,
-                none if number is None else number,
-            )
-        )
-    return found
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Mapping[int, Stage],
+        edges: Edges,
+        leaves: Sequence[Mapping[Pair, Sequence[Leaf]]],
+        orders: Orders,
+        trains: bool = True,
+    ) -> None:
+        self._graph, self._stages = graph, stages
+        self._edges, self._leaves, self._trains = edges, leaves, trains
+        self._orders = orders
+        self._place = {
+            key: {m: k for k, m in enumerate(order)} for key, (_, order) in orders.items()
+        }
+
+    def actions(self, row: Sequence[Action]) -> Actions:
+        """A worker's actions, as `Step` runs them."""
+        opened = [(lane, len(order)) for lane, order in self._orders.values() if lane.posts]
+        return Actions(opened, [self._resolved(action) for action in row])
+
+    def _resolved(
+        self, action: Action
+    ) -> tuple[Callable[[Step, Any], None], Computation | Message]:
+        run = _RUN[action.kind]
+        if action.kind in _MESSAGES:
+            return run, self._message(action)
+        if action.kind == Kind.FORWARD and not self._trains:
+            run = Step._evaluate
+        return run, self._computation(action)
+
+    def _computation(self, action: Action) -> Computation:
+        s, m = action.stage, action.micro_batch
+        stage, version = self._stages[s], -1 if action.version is None else action.version
+        if m is None:
+            return Computation(stage, -1, version, (), ())
+        leaves, graph = self._leaves[m], self._graph
+        sources = [((a, s, m), len(leaves[a, s])) for a in graph.sources[s]]
+        sinks = [((s, b, m), leaves[s, b]) for b in graph.sinks[s]]
+        return Computation(stage, m, version, sources, sinks)
+
+    def _message(self, action: Action) -> Message:
+        m = action.micro_batch
+        assert m is not None
+        sends = action.kind in (Kind.SEND_F, Kind.SEND_B)
+        found: list[Callable[..., Any] | None] = []
+        for lane in _lanes(action, self._edges):
+            if lane is None:
+                found.append(None)
+                continue
+            place = self._place[id(lane)]
+            k, count = place[m], len(place)
+            found.append(lane.sending(k) if sends else lane.receiving(k, count))
+        return Message((*_ends(action), m), found)
 
 
-def receives(
-    table: Schedule, edges: Sequence[Mapping[Pair, Sequence[Edge]]]
-) -> list[tuple[Lane, Sequence[int]]]:
+def _ends(action: Action) -> Pair:
+    """The edge of a message: its stages, the first one lower."""
+    assert action.other is not None
+    ends = action.stage, action.other
+    return ends if action.kind in (Kind.SEND_F, Kind.RECV_B) else ends[::-1]
+
+
+def _lanes(action: Action, edges: Edges) -> list[Lane | None]:
+    """The lanes of a message; None for tensors without gradient."""
+    assert action.micro_batch is not None
+    through = edges[action.micro_batch][_ends(action)]
+    if action.kind in (Kind.SEND_F, Kind.RECV_F):
+        return [edge.forward for edge in through]
+    return [edge.back for edge in through]
+
+
+def receives(table: Schedule, edges: Edges) -> Orders:
     """Lanes of all edges, and the micro-batches that come through each in a step, in the order of
     the receives; the same on both ends.
 
     Args:
         table: of all workers, with messages.
-        edges: the compiled edges of each micro-batch.
     """
     orders: dict[int, tuple[Lane, list[int]]] = {}
     for action in (a for row in table.workers for a in row):
         if action.kind in (Kind.RECV_F, Kind.RECV_B):
-            _, s, m, other = resolved([action])[0]
-            forward = action.kind == Kind.RECV_F
-            ends = s, other
-            for edge in edges[m][ends[::-1] if forward else ends]:
-                lane = edge.forward if forward else edge.back
-                if lane is None:
-                    continue
-                orders.setdefault(id(lane), (lane, []))[1].append(m)
-    return list(orders.values())
+            for lane in filter(None, _lanes(action, edges)):
+                orders.setdefault(id(lane), (lane, []))[1].append(action.micro_batch)
+    return orders

@@ -5,7 +5,7 @@ as many messages may be on their way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from linop.backends import Backend, BoundPlan
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
 from linop.backends.engine.arrays.arguments import held
-from linop.backends.engine.worker_plan import WorkerPlan
 from linop.operators.algebra import direct_sum
 from linop.operators.collectives import repartition
 from linop.operators.operator import LinearOperator
@@ -23,6 +22,10 @@ from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.scalars import Array
 from linop.spaces.tensor import TensorSpace
+
+Send = Callable[[Any], Any]
+"""Of a tensor, or of None."""
+Receive = Callable[[], Any]
 
 
 class Moved(NamedTuple):
@@ -62,7 +65,8 @@ def carrier(dtype: Any) -> Any:
 
 
 class Lane:
-    """One direction of an edge, for tensors of one shape.
+    """One direction of an edge, for tensors of one shape: message k of a step is in slot k modulo
+    their number.
 
     A receiver has the receives of the next messages posted, one in each slot, unless messages come
     without; so a sender waits only if all slots are taken.
@@ -70,6 +74,9 @@ class Lane:
     Args:
         dtype: torch's, of the tensors.
         number: they have no dimensions.
+
+    Attributes:
+        posts: True if this worker posts receives: steps begin with `open` then.
     """
 
     def __init__(self, plans: Sequence[BoundPlan], dtype: Any, number: bool = False) -> None:
@@ -78,17 +85,12 @@ class Lane:
         backend, dtype = first.backend, torch_dtype(first.op.dtype)
         self._plans = plans
         for plan in plans:
-            if isinstance(plan, WorkerPlan):
-                plan.compares = False  # the workers agreed on the whole schedule
+            plan.in_any_order()  # the workers agreed on the whole schedule
         self._into, self._out_of = (
             [Port(backend, region, dtype) for region in held(space, backend.worker)]
             for space in (first.domain, first.codomain)
         )
-        self._plan: dict[int, BoundPlan] = {}
-        self._order: Sequence[int] = ()
-        self._last: Sequence[int] = ()
-        """Micro-batches that come last, after which no slot is used again in a step."""
-        self._posts = True
+        self.posts = bool(self._out_of)
 
     def warm_up(self) -> None:
         """Call every plan once, which binds it. Collective over the workers of the edge."""
@@ -96,33 +98,53 @@ class Lane:
             for plan in self._plans:
                 plan(self._zeros() if self._into else None)
         # A call is 10 µs less than `start` and `finish`.
-        self._posts = not all(plan.receives_early for plan in self._plans)
+        self.posts = self.posts and not all(plan.receives_early for plan in self._plans)
 
     def _zeros(self) -> Any:
         """An argument of the plans."""
         return self._into[0].array(self._into[0].zeros())
 
-    def open(self, order: Sequence[int]) -> None:
-        """Begin a step.
+    def open(self, count: int) -> None:
+        """Begin a step of so many messages: post the first receives."""
+        for plan in self._plans[:count]:
+            plan.start()
 
-        Args:
-            order: micro-batches whose messages come, in the order of the receives.
-        """
-        if order is not self._order:
-            self._order = order
-            self._plan = {m: self._plans[k % len(self._plans)] for k, m in enumerate(order)}
-            self._last = order[-len(self._plans) :]
-        if self._out_of and self._posts:
-            for plan, _ in zip(self._plans, order, strict=False):
-                plan.start()
+    def sending(self, k: int) -> Send:
+        """Function that sends this worker's block of a tensor as message k of a step. It may wait
+        for a slot."""
+        plan, array, sent = self._plan(k), self._into[0].array, self._sent
+        if self._is_plain:
+            return lambda tensor: plan(array(tensor))
+        return lambda tensor: plan(array(sent(tensor)))
 
-    def send(self, micro_batch: int, tensor: Tensor) -> None:
-        """Send this worker's block of a micro-batch's tensor. It may wait for a slot."""
-        self._run(micro_batch, self._into[0].array(self._sent(tensor)))
+    def receiving(self, k: int, count: int) -> Receive:
+        """Function that waits for message k of a step of `count`, and returns this worker's block
+        of its tensor, in memory of its own."""
+        come, made = self._coming(k, count), self._made
+        return lambda: made(come())
 
-    def receive(self, micro_batch: int) -> Tensor:
-        """This worker's block of a micro-batch's tensor, in memory of its own; wait for it."""
-        return self._made(self._next(micro_batch))
+    def _plan(self, k: int) -> BoundPlan:
+        return self._plans[k % len(self._plans)]
+
+    def _coming(self, k: int, count: int) -> Callable[[], Any]:
+        """Function that waits for a message: the plan's result."""
+        plan = self._plan(k)
+        if not self.posts:
+            return plan
+        if k + len(self._plans) >= count:  # no message of this step comes in the slot
+            return plan.finish
+
+        def come() -> Any:
+            result = plan.finish()
+            plan.start()
+            return result
+
+        return come
+
+    @property
+    def _is_plain(self) -> bool:
+        """True if tensors travel as they are."""
+        return not self._number and self._seen is None
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels."""
@@ -130,28 +152,20 @@ class Lane:
             tensor = tensor.reshape(1)
         return tensor if self._seen is None else tensor.view(carrier(self._seen))
 
-    def _made(self, array: Array) -> Tensor:
-        """The tensor that has come as an array."""
-        tensor: Tensor = self._out_of[0].tensor(array)
-        if self._number:
-            tensor = tensor.reshape(())
-        return tensor if self._seen is None else tensor.view(self._seen)
+    @property
+    def _made(self) -> Callable[[Array], Tensor]:
+        """Function of an array that has come: its tensor."""
+        made, seen = self._out_of[0].tensor, self._seen
+        if self._is_plain:
+            return made
 
-    def _run(self, micro_batch: int, argument: Any) -> None:
-        """Call the plan of a micro-batch that is sent. In any order, as receives are: a message
-        that one side numbers, and the other does not, is looked for twice."""
-        plan = self._plan[micro_batch]
-        plan(argument) if self._posts else plan.in_any_order(argument)
+        def as_sent(array: Array) -> Tensor:
+            tensor: Tensor = made(array)
+            if self._number:
+                tensor = tensor.reshape(())
+            return tensor if seen is None else tensor.view(seen)
 
-    def _next(self, micro_batch: int) -> Any:
-        """The result of the plan of a micro-batch that is received."""
-        plan = self._plan[micro_batch]
-        if not self._posts:
-            return plan.in_any_order()
-        result = plan.finish()
-        if micro_batch not in self._last:
-            plan.start()
-        return result
+        return as_sent
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
@@ -184,21 +198,31 @@ class BackLane(Lane):
     def _zeros(self) -> Any:
         return {port.name: port.array(port.zeros()) for port in self._into}
 
-    def send(self, micro_batch: int, tensor: Tensor | None) -> None:
-        """Send this worker's block of a micro-batch's gradient, or None. It may wait for a slot."""
-        one = self._into[0].zeros() if tensor is None else self._sent(tensor)
-        gradient, count = self._into[0].array(one), self._counts[tensor is not None]
-        name, counted = self._names
-        self._run(micro_batch, {name: gradient, counted: count})
+    def sending(self, k: int) -> Send:
+        """`Lane.sending`; of None, that there is no gradient."""
+        plan, port, (name, counted) = self._plan(k), self._into[0], self._names
+        none, some = self._counts
 
-    def receive(  # type: ignore[override]  # None: no gradient
-        self, micro_batch: int
-    ) -> Tensor | None:
-        """This worker's block of a micro-batch's gradient, or None; wait for it."""
-        name, counted = self._names
-        received = self._next(micro_batch)
-        there, tensor = received[counted].item(), self._made(received[name])
-        return tensor if there else None
+        array, sent = port.array, None if self._is_plain else self._sent
+
+        def send(tensor: Tensor | None) -> None:
+            if tensor is None:
+                plan({name: array(port.zeros()), counted: none})
+            else:
+                plan({name: array(tensor if sent is None else sent(tensor)), counted: some})
+
+        return send
+
+    def receiving(self, k: int, count: int) -> Receive:
+        """`Lane.receiving`; None if there is no gradient."""
+        come, made, (name, counted) = self._coming(k, count), self._made, self._names
+
+        def receive() -> Tensor | None:
+            received = come()
+            there, tensor = received[counted].item(), made(received[name])
+            return tensor if there else None
+
+        return receive
 
 
 def _counting(sender: Partition, receiver: Partition, dtype: Any) -> LinearOperator:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -77,8 +76,10 @@ class Losses:
         """
         if self._shares and not self._shares[m]:  # the mean of nothing is no number
             return add_dependency(torch.zeros(()), *tensors_in(result))
-        watched = self._means is not None and self._means.watched
-        with self._means.watch(m) if self._means and watched else nullcontext():
+        if self._means is not None and self._means.watched:
+            with self._means.watch(m):
+                value = self._loss(result, self._targets[m])
+        else:
             value = self._loss(result, self._targets[m])
         if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
             raise ArgumentError(f"Pipeline: a real loss with one element expected, given {value!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,9 +19,9 @@ from linop.spaces.partition import Partition
 from linop.strategies.pipelines.batches import (
     NOTHING,
     BatchDims,
+    Cut,
     Given,
     arguments_of,
-    cut,
     joined,
     target_of,
     targets_cut,
@@ -34,9 +35,9 @@ from linop.strategies.pipelines.construction import (
     options_checked,
     planned,
 )
-from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
-from linop.strategies.pipelines.forms import Layout, Leaf
-from linop.strategies.pipelines.lanes import Edge, Lane
+from linop.strategies.pipelines.execution import Actions, Resolver, Step, receives
+from linop.strategies.pipelines.forms import Layout
+from linop.strategies.pipelines.lanes import Lane
 from linop.strategies.pipelines.means import Losses
 from linop.strategies.pipelines.model.gradient_norm import GradientNorm
 from linop.strategies.pipelines.model.stage_states import own
@@ -69,14 +70,11 @@ class _Batch(NamedTuple):
     sizes: Sequence[int]
     dims: Sequence[int | None]
     """Of the input's tensors: those of the batch; None for one that is not cut."""
-    edges: Sequence[Mapping[Pair, Sequence[Edge]]]
-    """By micro-batch, as leaves are."""
-    leaves: Sequence[Mapping[Pair, Sequence[Leaf]]]
     layouts: Mapping[int, Mapping[int, Layout]]
     """By stage of this worker, and micro-batch."""
-    receives: Sequence[tuple[Lane, Sequence[int]]]
-    row: Sequence[Resolved]
-    """This worker's actions."""
+    lanes: Sequence[Lane]
+    """Of all edges."""
+    actions: Actions
 
 
 class Pipeline(Stored):
@@ -448,12 +446,14 @@ class Pipeline(Stored):
             traced = tracer.traced() if self._across.traces_alone else None
         if traced is None:
             traced = tracer.traced()
-        edges = [one.edges for one in traced]
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        leaves = [one.leaves for one in traced]
         layouts = {s: {m: one.layouts[s] for m, one in enumerate(traced)} for s in self._stages}
-        lanes, row = receives(table, edges), resolved(plan.row_of(table), trains)
-        batch = _Batch(tracer.sizes, tracer.dims, edges, leaves, layouts, lanes, row)
+        edges, leaves = [one.edges for one in traced], [one.leaves for one in traced]
+        orders = receives(table, edges)
+        resolver = Resolver(plan.graph, self._stages, edges, leaves, orders, trains)
+        actions = resolver.actions(plan.row_of(table))
+        lanes = [lane for lane, _ in orders.values()]
+        batch = _Batch(tracer.sizes, tracer.dims, layouts, lanes, actions)
         return self._batches.keep(total, batch)
 
     def _run(self, batch: _Batch, given: Given, targets: Sequence[Any] | None = None) -> Step:
@@ -470,24 +470,15 @@ class Pipeline(Stored):
                     stage.begin()
             if trains:
                 self._updates.begin(self.optimizer)
-            tensors = given.tensors if self._plan.is_first else ()
-            inputs = cut(tensors, batch.dims, batch.sizes) if tensors else []
-            step = Step(
-                self._plan.graph,
-                self._stages,
-                batch.edges,
-                batch.leaves,
-                batch.receives,
-                inputs,
-                self._losses if trains else None,
-                self._updates.update,
-            )
-            with torch.set_grad_enabled(trains):
-                step.run(batch.row)
+            dims = batch.dims if self._plan.is_first else ()
+            inputs = Cut(given.tensors, dims, batch.sizes)
+            step = Step(inputs, self._losses if trains else None, self._updates.update)
+            with nullcontext() if trains else torch.no_grad():  # steps have gradients enabled
+                step.run(batch.actions)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._fail(error)
-            for lane in {id(lane): lane for lane, _ in batch.receives}.values():
+            for lane in batch.lanes:
                 lane.fail(error)
             for collective in (self._tied, self._norm, *self._stages.values()):
                 if collective is not None:

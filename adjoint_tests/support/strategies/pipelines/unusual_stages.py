@@ -344,8 +344,7 @@ def drops_the_same(backend: Backend, schedule: str, seed: int) -> list[Tensor]:
         for m, (one, wanted) in enumerate(zip(x.chunk(4), target.chunk(4), strict=True)):
             for numbers, stage in zip(seeds, alone, strict=True):
                 numbers.step = step
-                with numbers.of(True, m):
-                    one = stage(one)
+                one = numbers.run(True, m, partial(stage, one), pure=False)
             squares(one, wanted).backward()
     for s, stage in pipe.stages.items():
         for p, q in zip(stage.parameters(), alone[s].parameters(), strict=True):

@@ -9,12 +9,15 @@ and in a forward that is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 
-from linop.layers.parameters.generator import from_seed, seed_of
+from linop.layers.parameters.generator import Seeded, seed_of
+
+Result = TypeVar("Result")
 
 
 class RandomNumbers:
@@ -35,6 +38,8 @@ class RandomNumbers:
         self._stage, self._alone = stage, alone
         self._draws: dict[bool, bool] = {}
         """True if forwards draw, in training mode or not, as found in the first one of a run."""
+        self._quiet: dict[bool, bool] = {}
+        """True if they did not, when the first one of a run last had a seed."""
 
     def begin(self) -> None:
         """Begin a step or an evaluation: the program may have changed a dropout's rate or mode."""
@@ -44,25 +49,31 @@ class RandomNumbers:
         """False if forwards in this mode need no seed."""
         return self._alone and self._draws.get(training, True)
 
-    def of(self, training: bool, what: int | str) -> AbstractContextManager[None]:
-        """Context of a forward.
+    def run(
+        self, training: bool, what: int | str, forward: Callable[[], Result], pure: bool
+    ) -> Result:
+        """Result of a forward.
 
         Args:
             training: mode of the module.
             what: the micro-batch, or what else is computed.
+            pure: True if a forward may run twice, with one effect.
         """
         if not self.draws(training):
-            return nullcontext()
-        return self._seeded(training, f"{self.seed} {self.step} {self._stage} {what}")
+            return forward()
+        if pure and self._quiet.get(training) and training not in self._draws:
+            # To watch the generator is less than half of the time of a seed.
+            with Seeded(None) as turn:
+                result = forward()
+            if not turn.drew:
+                self._draws[training] = False
+                return result
+        with Seeded(seed_of(f"{self.seed} {self.step} {self._stage} {what}")) as turn:
+            result = forward()
+        self._draws[training] = turn.drew
+        self._quiet[training] = not turn.drew
+        return result
 
-    @contextmanager
-    def _seeded(self, training: bool, text: str) -> Iterator[None]:
-        with from_seed(seed_of(text)) as (state, turn):
-            yield
-        self._draws[training] = not torch.equal(state, turn.state)
-
-    def probing(self, training: bool) -> AbstractContextManager[None]:
+    def probing(self) -> AbstractContextManager[Any]:
         """Context of a forward for its shapes."""
-        if self._alone:
-            return self._seeded(training, "probe")
-        return torch.random.fork_rng(devices=[])
+        return Seeded(seed_of("probe")) if self._alone else torch.random.fork_rng(devices=[])

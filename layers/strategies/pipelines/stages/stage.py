@@ -1,16 +1,16 @@
 """A stage of a pipeline on one worker: its forwards, backwards and updates, by torch's autograd.
 
-A version of the parameters is a dict of leaves that share memory with them. An update of a stage
-whose older versions are still needed moves the parameters to new memory first.
+Backwards may read older versions of the parameters than the newest
+(`linop.strategies.pipelines.stages.versions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linop.backends.autograd.recompute import checkpoint_context
 from linop.errors import ArgumentError
-from linop.schedules import Action, Kind
-from linop.schedules.actions import COMPUTE
-from linop.strategies.data.reducer import reducer_of
+from linop.schedules import Action
 from linop.strategies.data.shapes_only import shapes_only
 from linop.strategies.pipelines.forms import (
     ALL,
@@ -40,10 +38,10 @@ from linop.strategies.pipelines.forms import (
 from linop.strategies.pipelines.stages.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
 from linop.strategies.pipelines.stages.stateless import called, reading
+from linop.strategies.pipelines.stages.versions import Version, Versions
 
 Result = Any
 """Of a module: a tensor, or a value that has some (`linop.strategies.pipelines.forms`)."""
-Version = Mapping[str, Tensor]
 Gradients = Mapping[Leaf, Tensor] | None
 """Of tensors of outputs; None for the loss."""
 Roots = tuple[Sequence[GradientEdge], Sequence[Tensor]]
@@ -53,7 +51,7 @@ _run = torch.autograd.Variable._execution_engine.run_backward
 small backward's time to check them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Saved:
     """Data that a forward leaves for its backward; the output itself is not kept."""
 
@@ -115,41 +113,34 @@ class Stage:
         self._recompute = recompute
         self._writes = False
         self.random = RandomNumbers(index, alone=halves)
-        self._plan = _updates([a for a in row if a.stage == index])
-        self._stashes = any(update.old for update in self._plan)
+        self._versions = Versions(module, [a for a in row if a.stage == index])
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
         self._modules = tuple(module.modules())
         self.units = sharded_units(module)
         self._count = count
+        # A forward that runs twice would write to buffers twice; of one that is checkpointed, both
+        # would keep tensors.
+        self._is_pure = not recompute and not any(True for _ in module.buffers())
         self._halves = halves and not self.units  # the second half would be of whole parameters
-        if self.units and self._stashes:
+        if self.units and self._versions.any:
             raise ArgumentError(
                 f"stage {index}: the schedule reads older versions of its parameters, which "
                 f"fully_shard has sharded: it keeps no versions; DataParallel stages may have some"
             )
         self._saved: dict[int, _Saved] = {}
-        self._versions: dict[int, Version] = {}
-        self._updates = 0
 
     @property
     def modes(self) -> tuple[bool, ...]:
         """Training modes of all submodules, on which shapes of outputs may depend."""
-        return tuple(m.training for m in self._modules)
+        return tuple([m.training for m in self._modules])
 
     def begin(self) -> None:
         """Begin a step: versions count from 0."""
-        self._saved, self._updates = {}, 0
+        self._saved = {}
         self.random.step += 1
         for unit in self.units:
             unit.forget()
-        if self._stashes:
-            self._versions = {0: self._leaves()}
-
-    def _leaves(self) -> Version:
-        return {
-            name: p.data.requires_grad_(p.requires_grad)
-            for name, p in self.module.named_parameters()
-        }
+        self._versions.begin()
 
     def forward(
         self, micro_batch: int, inputs: Sequence[Tensor], version: int = -1
@@ -160,7 +151,7 @@ class Stage:
         Args:
             version: of the parameters; -1 for the newest.
         """
-        weights = self._weights(version)
+        weights = self._versions.of(version)
         outputs = self._sent(micro_batch, self._called(micro_batch, inputs, weights))
         self._save(micro_batch, inputs, outputs, weights)
         return {k: y.detach() for k, y in outputs.items()}
@@ -190,23 +181,20 @@ class Stage:
         loss: Callable[[int, Result], Tensor],
     ) -> Tensor:
         """The loss for one micro-batch, without graph; see `forward`."""
-        weights = self._weights(version)
+        weights = self._versions.of(version)
         result = self._called(micro_batch, inputs, weights)
-        self.checked(result)
+        if type(result) is not torch.Tensor or self._outputs:
+            self.checked(result)
         value = loss(micro_batch, result)
         if not value.requires_grad and any(y.requires_grad for y in tensors_in(result)):
             raise ArgumentError(
                 f"Pipeline: a loss that depends on the output expected, given {value!r}, which has "
                 f"no gradient: it was detached, or computed without gradients"
             )
-        self._save(micro_batch, inputs, {(0, 0): value}, weights)
-        plain = self._saved[micro_batch].loss = value.detach()
+        plain = value.detach()
+        edges = {(0, 0): _edge(value)} if value.requires_grad else {}
+        self._saved[micro_batch] = _Saved(inputs, edges, weights, loss=plain)
         return plain
-
-    def _weights(self, version: int) -> Version | None:
-        if not self._stashes:
-            return None
-        return self._versions[self._updates if version < 0 else version]
 
     def _save(
         self,
@@ -216,28 +204,30 @@ class Stage:
         weights: Version | None,
     ) -> None:
         """Keep what the backward needs."""
-        edges = {k: get_gradient_edge(y) for k, y in results.items() if y.requires_grad}
+        edges = {k: _edge(y) for k, y in results.items() if y.requires_grad}
         self._saved[micro_batch] = _Saved(inputs, edges, weights)
 
     def _called(
         self, micro_batch: int, inputs: Sequence[Tensor], weights: Version | None
     ) -> Result:
-        plain = weights is None and not (self._recompute or self._writes)
         form = self.layouts.get(micro_batch, PLAIN).arguments
-        if plain and not self.random.draws(self.module.training):
-            return self._applied(form, inputs)
+        training, random = self.module.training, self.random
+        plain = weights is None and not (self._recompute or self._writes)
+        if plain and not random.draws(training):
+            return self.module(*inputs) if form is None else self._applied(form, inputs)
         changed: Version = {}
-        seeded = partial(self.random.of, self.module.training, micro_batch)
 
-        def call(*inputs: Tensor) -> Result:
+        def applied(inputs: Sequence[Tensor]) -> Result:
             if self._writes:  # a module that begins in place, as of its predecessor's output
                 inputs = tuple(x.clone() for x in inputs)
-            with seeded():
-                # A second forward reads the buffers of the first, and leaves the module's alone.
-                if weights is None and not changed:
-                    return self._applied(form, inputs)
-                given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
-                return called(self.module, given, *arguments(form, inputs))
+            # A second forward reads the buffers of the first, and leaves the module's alone.
+            if weights is None and not changed:
+                return self._applied(form, inputs)
+            given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
+            return called(self.module, given, *arguments(form, inputs))
+
+        def call(*inputs: Tensor) -> Result:
+            return random.run(training, micro_batch, partial(applied, inputs), self._is_pure)
 
         if not self._recompute:
             return call(*inputs)
@@ -265,10 +255,15 @@ class Stage:
         self, micro_batch: int, inputs: Sequence[Tensor]
     ) -> tuple[dict[Leaf, Tensor], Result]:
         """Tensors of outputs, and the module's result, for the newest parameters, without graph."""
-        with torch.no_grad(), self.random.of(self.module.training, f"evaluation {micro_batch}"):
+        form, what = self.layouts.get(micro_batch, PLAIN).arguments, f"evaluation {micro_batch}"
+
+        def call() -> Result:
             # Stages of one worker share a tensor that several take.
             own = [x.clone() for x in inputs] if self._writes else inputs
-            result = self._applied(self.layouts.get(micro_batch, PLAIN).arguments, own)
+            return self._applied(form, own)
+
+        with torch.no_grad():
+            result = self.random.run(self.module.training, what, call, self._is_pure)
         return self._sent(micro_batch, result), result
 
     def probe(
@@ -287,7 +282,7 @@ class Stage:
         results = []
         for _ in range(2):
             own = {name: b.clone() for name, b in self.module.named_buffers()}
-            with torch.no_grad(), shapes_only(), self.random.probing(self.module.training):
+            with torch.no_grad(), shapes_only(), self.random.probing():
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
                 results.append(called(self.module, own, *arguments(form, again)))
@@ -362,7 +357,7 @@ class Stage:
             with self._reading(saved.weights):
                 _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
             if saved.weights is not None:
-                self._collect(saved.weights)
+                self._versions.collect(saved.weights)
         return self._gradients(saved.inputs)
 
     def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor | None]:
@@ -383,9 +378,10 @@ class Stage:
         """Take the gradients of inputs: all workers of the stage have one of each, or none has, so
         that all run the backward of a stage before it, or none."""
         found = [_gradient(x) for x in inputs]
-        for k, x in enumerate(inputs):
-            if self._count is not None and x.requires_grad and self._count(found[k] is not None):
-                found[k] = torch.zeros_like(x) if found[k] is None else found[k]
+        if self._count is not None:
+            for k, x in enumerate(inputs):
+                if x.requires_grad and self._count(found[k] is not None):
+                    found[k] = torch.zeros_like(x) if found[k] is None else found[k]
         return found
 
     def backward_weight(self, micro_batch: int) -> None:
@@ -400,21 +396,12 @@ class Stage:
                 if leaves:
                     torch.autograd.backward(*saved.roots, inputs=leaves)
         if saved.weights is not None:
-            self._collect(saved.weights)
+            self._versions.collect(saved.weights)
 
     def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
         """Context of a backward: the module has the weights of the forward, with which checkpoints
         inside of it compute again."""
         return nullcontext() if weights is None else reading(self.module, weights)
-
-    def _collect(self, weights: Version) -> None:
-        """Move the gradients of a version to the parameters."""
-        for name, p in self.module.named_parameters():
-            grad, weights[name].grad = weights[name].grad, None
-            if grad is not None and p.grad is not None:
-                p.grad += grad
-            elif grad is not None:
-                p.grad = grad
 
     # Sharded parameters
 
@@ -439,25 +426,20 @@ class Stage:
             unit.fail(error)
 
     def renew(self) -> None:
-        """Before an update: sum what hooks of `DataParallel` have not seen, gradients of versions;
-        and move the parameters to new memory, if their old version is needed."""
-        if self._stashes:
-            reducers = dict.fromkeys(map(reducer_of, self.parameters))
-            for reducer in filter(None, reducers):
-                if reducer.enabled:
-                    reducer.reduce()
-        if self._stashes and self._plan[self._updates].old:
-            for p in self.parameters:
-                if p.requires_grad:
-                    p.data = p.detach().clone()
+        """Before an update; see `Versions.renew`."""
+        self._versions.renew()
 
     def renewed(self) -> None:
-        """After an update: a new version, and the end of those that no forward reads any more."""
-        if self._stashes:
-            self._versions[self._updates + 1] = self._leaves()
-            wanted = self._plan[self._updates].wanted
-            self._versions = {v: w for v, w in self._versions.items() if v in wanted}
-        self._updates += 1
+        """After an update."""
+        self._versions.renewed()
+
+
+def _edge(y: Tensor) -> GradientEdge:
+    """`get_gradient_edge`, without its checks for nodes of torch's own."""
+    node = y.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):
+        return get_gradient_edge(y)
+    return GradientEdge(node, y.output_nr)
 
 
 def sharded_units(module: Any) -> list[Any]:
@@ -468,33 +450,3 @@ def sharded_units(module: Any) -> list[Any]:
 def _gradient(x: Tensor) -> Tensor | None:
     grad, x.grad = x.grad, None
     return grad
-
-
-class _Update(NamedTuple):
-    """Versions that an update of a stage has to keep."""
-
-    old: bool
-    """True if the version before it is read later."""
-    wanted: Collection[int]
-    """Versions that later forwards read, and the new one."""
-
-
-def _updates(row: Sequence[Action]) -> list[_Update]:
-    """The updates of a stage, by its actions."""
-    newest, read_by = 0, {}
-    last: dict[int, int] = {}
-    last_forward: dict[int, int] = {}
-    for k, action in enumerate(row):
-        if action.kind == Kind.UPDATE:
-            newest += 1
-        elif action.kind == Kind.FORWARD:
-            version = newest if action.version is None else action.version
-            read_by[action.micro_batch] = version
-            last[version] = last_forward[version] = k
-        elif action.kind in COMPUTE:
-            last[read_by[action.micro_batch]] = k
-    positions = [k for k, action in enumerate(row) if action.kind == Kind.UPDATE]
-    return [
-        _Update(last.get(v, -1) > k, {v + 1, *(w for w, at in last_forward.items() if at > k)})
-        for v, k in enumerate(positions)
-    ]

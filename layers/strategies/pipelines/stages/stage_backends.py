@@ -56,8 +56,10 @@ def fail(parts: Iterable[Backend], backend: Backend, error: BaseException) -> No
 
 def failure(parts: Iterable[Backend]) -> str:
     """The error that ended one of the parts; empty if there is none."""
-    errors = (part.failure for part in parts if isinstance(part, Worker))
-    return next((str(error) for error in errors if error is not None), "")
+    for part in parts:
+        if isinstance(part, Worker) and part.failure is not None:
+            return str(part.failure)
+    return ""
 
 
 @contextmanager
