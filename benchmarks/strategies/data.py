@@ -4,20 +4,22 @@ beside torch's own over gloo, in one job.
     python benchmarks/strategies/data.py [--turns 60]
 
 starts a job of 2 ranks, and prints a table: median milliseconds, of a few steps in turn with those
-of the others, and the median ratio to the same by hand, of steps next to each other in time. By
-hand is one flat gradient, and an Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the
-parameters; or a flat shard a layer, Allgather and Reduce_scatter.
+of the others, and median ratios of steps next to each other in time: to the same by hand, and to
+the floor, which is what a strategy has to do besides (`benchmarks.strategies.floors`). By hand is
+one flat gradient, and an Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the parameters;
+or a flat shard a layer, Allgather and Reduce_scatter.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
@@ -26,12 +28,13 @@ import torch  # noqa: E402
 import typer  # noqa: E402
 
 from benchmarks.harness.jobs import show  # noqa: E402
+from benchmarks.strategies.floors import hooked, sharded_update  # noqa: E402
 from benchmarks.strategies.gloo import gloo  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
 WIDTHS, ROWS, WARM = (128, 512), 64, 4
-TIMES = "median ms", "min", "max", "ratio"
-TITLES = "step", "beside", *(f"{width}: {time}" for width in WIDTHS for time in TIMES)
+TIMES = "median ms", "min", "max", "ratio", "to floor"
+TITLES = "step", "beside", "floor", *(f"{width}: {time}" for width in WIDTHS for time in TIMES)
 TURN = 4
 """Steps of one kind in a row, as in training."""
 RATE = 1e-9
@@ -216,8 +219,17 @@ def torchs_own(net: Any, mesh: Any, reshard: bool | None) -> Any:
     return net
 
 
-Case = tuple[str, str, Step]
-"""Name of a step, name of that which it is compared with, and the step."""
+class Case(NamedTuple):
+    """A step.
+
+    Attributes:
+        beside, floor: names of steps that it is compared with; no floor: that beside.
+    """
+
+    name: str
+    beside: str
+    step: Step
+    floor: str = ""
 
 
 def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
@@ -243,36 +255,43 @@ def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
     def copies(**options: Any) -> Step:
         return made(DataParallel(perceptron(width), axis, **options))
 
+    def updated(scatters: bool) -> Step:
+        one = functools.partial(torch.optim.SGD, lr=RATE)
+        return sharded_update(comm, perceptron(width), x, one, scatters)
+
+    def hooks(again: bool) -> Step:
+        return made(hooked(comm, perceptron(width), again))
+
     first = DataParallel(perceptron(width), axis)
     optimizer = ShardedOptimizer(first, axis, lambda p: torch.optim.SGD(p, lr=RATE))
     served = perceptron(width)
     own = copy.deepcopy(served)
+    ddp, fsdp2, fsdp3 = (torchs_own(perceptron(width), mesh, r) for r in (None, False, True))
+    total, circle, server = "Allreduce", "ring of Sendrecv", "Reduce, Bcast"
+    stage2, hooks2 = "by hand, stage 2", "hooks alone, stage 2"
+    stage3, hooks3 = "by hand, stage 3", "hooks alone, stage 3"
     return [
-        ("one process", "Allreduce", made(own)),
-        ("Allreduce", "Allreduce", hand(all_reduce)),
-        ("DataParallel", "Allreduce", copies()),
-        ("buckets of 1 MiB", "Allreduce", copies(bucket_cap_mb=1)),
-        ("torch's DDP", "Allreduce", made(torchs_own(perceptron(width), mesh, None))),
-        ("ring of Sendrecv", "ring of Sendrecv", hand(ring)),
-        ("ring", "ring of Sendrecv", copies(algorithm="ring")),
-        ("Reduce, Bcast", "Reduce, Bcast", served_by_hand(comm, served, x, sgd(served))),
-        ("server", "Reduce, Bcast", copies(server=0)),
-        ("ZeRO 1", "Allreduce", trained(first, x, optimizer)),
-        ("by hand, stage 2", "by hand, stage 2", made(sharded_by_hand(comm, width, 2))),
-        ("ZeRO 2", "by hand, stage 2", made(sharded(False))),
-        (
-            "torch's FSDP2, stage 2",
-            "by hand, stage 2",
-            made(torchs_own(perceptron(width), mesh, False)),
-        ),
-        ("by hand, stage 3", "by hand, stage 3", made(sharded_by_hand(comm, width, 3))),
-        ("ZeRO 3", "by hand, stage 3", made(sharded(True))),
-        ("ZeRO 3, prefetch=1", "by hand, stage 3", made(sharded(True, 1))),
-        (
-            "torch's FSDP2, stage 3",
-            "by hand, stage 3",
-            made(torchs_own(perceptron(width), mesh, True)),
-        ),
+        Case("one process", total, made(own)),
+        Case(total, total, hand(all_reduce)),
+        Case("DataParallel", total, copies()),
+        Case("buckets of 1 MiB", total, copies(bucket_cap_mb=1)),
+        Case("torch's DDP", total, made(ddp)),
+        Case(circle, circle, hand(ring)),
+        Case("ring", circle, copies(algorithm="ring")),
+        Case(server, server, served_by_hand(comm, served, x, sgd(served))),
+        Case("server", server, copies(server=0)),
+        Case("Allreduce, Allgather", total, updated(False)),
+        Case("Reduce_scatter, Allgather", total, updated(True)),
+        Case("ZeRO 1", total, trained(first, x, optimizer), "Allreduce, Allgather"),
+        Case(stage2, stage2, made(sharded_by_hand(comm, width, 2))),
+        Case(hooks2, stage2, hooks(False)),
+        Case("ZeRO 2", stage2, made(sharded(False)), hooks2),
+        Case("torch's FSDP2, stage 2", stage2, made(fsdp2), hooks2),
+        Case(stage3, stage3, made(sharded_by_hand(comm, width, 3))),
+        Case(hooks3, stage3, hooks(True)),
+        Case("ZeRO 3", stage3, made(sharded(True)), hooks3),
+        Case("ZeRO 3, prefetch=1", stage3, made(sharded(True, 1)), hooks3),
+        Case("torch's FSDP2, stage 3", stage3, made(fsdp3), hooks3),
     ]
 
 
@@ -294,21 +313,24 @@ def measure(comm: Any, turns: int) -> Iterator[Sequence[str]]:
 
 def add(comm: Any, found: Sequence[Case], turns: int, lines: dict[str, list[str]]) -> None:
     """Add this width's columns to the lines of the table."""
-    times: dict[str, list[float]] = {name: [] for name, _, _ in found}
+    times: dict[str, list[float]] = {case.name: [] for case in found}
     for k in range(WARM + turns):
-        for name, _, step in found:
-            step()  # its memory and code are in the caches again
+        for case in found:
+            case.step()  # its memory and code are in the caches again
             comm.Barrier()
             begun = time.perf_counter()
             for _ in range(TURN):
-                step()
+                case.step()
             if k >= WARM:
-                times[name].append(1e3 * (time.perf_counter() - begun) / TURN)
-    for name, base, _ in found:
-        each = times[name]
-        ratio = statistics.median(a / b for a, b in zip(each, times[base], strict=True))
-        row = [f"{statistics.median(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}"]
-        lines.setdefault(name, [base]).extend([*row, f"{ratio:.2f}"])
+                times[case.name].append(1e3 * (time.perf_counter() - begun) / TURN)
+    for case in found:
+        each, floor = times[case.name], case.floor or case.beside
+        others = [times[name] for name in (case.beside, floor)]
+        pairs = [zip(each, other, strict=True) for other in others]
+        ratios = [statistics.median(a / b for a, b in pair) for pair in pairs]
+        row = [statistics.median(each), min(each), max(each), *ratios]
+        line = lines.setdefault(case.name, [case.beside, floor])
+        line.extend(f"{number:.2f}" for number in row)
 
 
 if __name__ == "__main__":
