@@ -52,7 +52,8 @@ class Seeded(Turn):
         self._seed = seed
         self._state: Any = None
         """Of the generator for this turn, while others have it; None before it begins."""
-        self._start = self._before = self._state
+        self._start: Any = None
+        self._before: Any = None
 
     def take_again(self) -> None:
         _GENERATOR.acquire()

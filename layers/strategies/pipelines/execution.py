@@ -333,5 +333,6 @@ def receives(table: Schedule, edges: Edges) -> Orders:
     for action in (a for row in table.workers for a in row):
         if action.kind in (Kind.RECV_F, Kind.RECV_B):
             for lane in filter(None, _lanes(action, edges)):
+                assert action.micro_batch is not None
                 orders.setdefault(id(lane), (lane, []))[1].append(action.micro_batch)
     return orders

@@ -192,7 +192,7 @@ class Stage:
                 f"no gradient: it was detached, or computed without gradients"
             )
         plain = value.detach()
-        edges = {(0, 0): _edge(value)} if value.requires_grad else {}
+        edges: dict[Leaf, GradientEdge] = {(0, 0): _edge(value)} if value.requires_grad else {}
         self._saved[micro_batch] = _Saved(inputs, edges, weights, loss=plain)
         return plain
 
