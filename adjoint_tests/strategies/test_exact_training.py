@@ -81,7 +81,7 @@ def test_on_ranks(strategy: str) -> None:
 
 
 @given(
-    st.sampled_from(["dp", "zero3"]),
+    st.sampled_from(["dp", "zero3", "layers"]),
     st.sampled_from(WORKERS),
     st.integers(8, 40),
     st.integers(0, 999),

@@ -57,9 +57,21 @@ class Remembers(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 4)
+        self.returns_objects = True
         self.double()
 
-    def forward(self, x: Any, cache: Cache) -> Any:
+    def forward(self, x: Any, cache: Any = None) -> Any:
+        tells = cache is None or isinstance(cache, tuple)
+        made = Cache() if cache is None else cache
+        if isinstance(cache, tuple):
+            made = Cache()
+            (made.layers[0].keys,) = cache
+        y = self._attended(x, made)
+        if not tells:
+            return y
+        return (y, made) if self.returns_objects else (y, (made.layers[0].keys,))
+
+    def _attended(self, x: Any, cache: Cache) -> Any:
         h = self.up(x).unflatten(-1, (-1, 2)).transpose(1, 2)  # (batch, heads, tokens, 2)
         layer = cache.layers[0]
         layer.keys = h if layer.keys is None else torch.cat([layer.keys, h], 2)
@@ -80,6 +92,35 @@ def test_changed_between_calls(doings: list[str], workers: int) -> None:
             cache.change(doing)
             found.append(net(x[:, :1], cache))
         return found
+
+    wanted = outputs(base)
+
+    def main(backend: Backend) -> None:
+        plan = {"up": ColwiseParallel(heads=6), "down": RowwiseParallel(heads=6)}
+        net = parallelize_module(copy.deepcopy(base), Mesh(backend, tp=-1)["tp"], plan)
+        for one, other in zip(outputs(net), wanted, strict=True):
+            same(one, other, 1e-12)
+
+    linop.launch(main, workers, "threads")
+
+
+@given(st.lists(st.sampled_from(DOINGS), max_size=3), st.booleans(), st.integers(1, 3))
+def test_that_the_net_makes(doings: list[str], objects: bool, workers: int) -> None:
+    """It returns a cache, an object or tensors, and is given it again; twice, and by turns."""
+    base = Remembers()
+    base.returns_objects = objects
+    x = normal((3, 2, 4), 1)
+
+    def outputs(net: Any) -> list[Any]:
+        pairs = [net(x), net(x * 2)]
+        for doing in doings:
+            for k, (_, cache) in enumerate(pairs):
+                if objects:
+                    cache.change(doing)
+                    pairs[k] = net(x[:, :1], cache), cache
+                else:
+                    pairs[k] = net(x[:, :1], cache)
+        return [y for y, _ in pairs]
 
     wanted = outputs(base)
 

@@ -24,6 +24,7 @@ from linop.strategies.data.batch_norm import SyncBatchNorm
 from linop.strategies.data.bucket import Flat
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.operators import replication
+from linop.strategies.data.sharded.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
 Gradients = list[Tensor | None]
@@ -143,9 +144,8 @@ class VirtualShards:
 
     def _gradients_apart(self, model: Any) -> Any:
         """The context in which gradients stay this worker's."""
-        inner = model.modules()
-        sharded = any(getattr(one, "_linop_units", ()) for one in inner)
-        if isinstance(model, DataParallel) == sharded or not hasattr(model, "no_sync"):
+        sharded = [one for one in model.modules() if getattr(one, "_linop_units", ())]
+        if isinstance(model, DataParallel) == bool(sharded):
             raise ArgumentError(
                 f"VirtualShards.step: DataParallel(net, axis), or a net of fully_shard, expected, "
                 f"given {type(model).__name__}" + (" of both" if sharded else "")
@@ -155,7 +155,7 @@ class VirtualShards:
                 "VirtualShards.step: algorithm='ring' of DataParallel adds around the ring, and "
                 "not in a tree: leave it out"
             )
-        return model.no_sync()
+        return model.no_sync() if isinstance(model, DataParallel) else unsharded(model)
 
     def _summed(self, value: Tensor) -> Tensor:
         """The sum over the workers."""

@@ -36,9 +36,10 @@ class Kept:
             leaves: arguments and results, of which some are objects.
             layouts: of split tensors.
         """
-        self._known = {}
+        self._known = {key: kept for key, kept in self._known.items() if kept[0]() is not None}
         for one in leaves:
             found = {place: layouts[x] for place, x in _inside(one) if x in layouts}
+            self._known.pop(id(one), None)
             if found and hasattr(type(one), "__weakref__"):
                 self._known[id(one)] = weakref.ref(one), found
 
@@ -73,6 +74,11 @@ def _inside(one: Any) -> Iterator[tuple[Place, Tensor]]:
                 else:
                     inner.append(((*place, name), value))
         found = inner
+
+
+def tensors_of(one: Any) -> Iterator[Tensor]:
+    """Tensors in an object that is no tensor."""
+    return (x for _, x in _inside(one))
 
 
 def _items(one: Any) -> Iterable[tuple[Any, Any]]:

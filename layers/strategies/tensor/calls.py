@@ -74,7 +74,8 @@ class Calls:
             one for one in self._plain if not type(one).__module__.startswith("torch.nn.")
         ]
         self._kept: Any = WeakTensorKeyDictionary()
-        """Layouts of split tensors that are left of calls with objects, as of keys in a cache."""
+        """Layouts of split tensors that are left of calls with objects, as of keys in a cache, or
+        that are in their results."""
         self._places = Kept()
         self._keeps, self._leaves = False, list[Any]()
         self._draws_seeds: bool | None = None
@@ -118,7 +119,8 @@ class Calls:
         # A cache may bring tensors of other calls, and take some of this one.
         kinds: set[Any] = set() if plain else {type(one) for one in tensors}
         self._keeps = any(map(_is_configuration, kinds))
-        if self._keeps or self._seen.get(self._now) is not False:
+        given_kept = len(self._kept) > 0 and any(x in self._kept for x in tensors if _is_tensor(x))
+        if self._keeps or given_kept or self._seen.get(self._now) is not False:
             self._follow(net, tensors)
 
     def _follow(self, net: Any, tensors: Any) -> None:
@@ -192,17 +194,24 @@ class Calls:
         self.running = False
         if self.types is not None:
             leaves, self._leaves = self._leaves, []
-            if self._keeps:
+            made = [] if _is_tensor(result) else tree_leaves(result)
+            keeps = self._keeps or self.types.is_left_in(made)
+            if keeps:
                 self._kept = self.types.left()
-                self._places.note([*leaves, *tree_leaves(result)], self._kept)
+                self._places.note([*leaves, *made], self._kept)
             self.types = None
             entered, self._entered = self._entered, None
             if entered is None:
                 return  # interrupted before
             stream, context = entered
             context.close()
-            if result is not None:
+            # A call that makes a cache is followed each time: another one has other tensors.
+            if result is not None and (stream.is_used or not keeps):
                 self._seen.keep(self._now, stream.is_used)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 _RATES = (

@@ -10,7 +10,7 @@ numbers are drawn by layout (`linop.strategies.tensor.drawing`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from linop.errors import PartitionError
 from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.strategies.tensor.caches import tensors_of
 from linop.strategies.tensor.drawing.functions import (
     drawn,
     draws,
@@ -101,6 +102,11 @@ class Types(TorchFunctionMode):
             if isinstance(layout, Cut):
                 found[x] = layout
         return found
+
+    def is_left_in(self, leaves: Iterable[Any]) -> bool:
+        """True if one of these is a split tensor, or an object that has some."""
+        each = ((x,) if isinstance(x, torch.Tensor) else tensors_of(x) for x in leaves)
+        return any(isinstance(self._layouts.get(x), Cut) for some in each for x in some)
 
     def cut(self, dim: int, ndim: int, sizes: Sequence[int], whole: int | None = None) -> Cut:
         """The layout of a tensor that is split.
