@@ -119,10 +119,10 @@ class PersistentJob:
         ranks: int,
         watch: float = WATCH,
         grace: float = GRACE,
-        python: Sequence[str] = (sys.executable,),
+        python: Sequence[str] | None = None,
     ) -> None:
         self.ranks = ranks
-        self.python = python
+        self.python = python or _this_python()
         self.watch = watch
         self.grace = grace
         self.starts = 0
@@ -230,7 +230,7 @@ class RankConnections:
         python: the command line of Python.
     """
 
-    def __init__(self, count: int, python: Sequence[str] = (sys.executable,)) -> None:
+    def __init__(self, count: int, python: Sequence[str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="linop-")
         self.folder = Path(self._folder.name)
         self.links: dict[int, Connection] = {}
@@ -239,7 +239,7 @@ class RankConnections:
         self._read: dict[str, int] = {}
         script = str(Path(__file__).with_name("rank.py"))
         # -P: keeps the script's folder, whose modules would shadow others, off the path.
-        arguments = [*python, "-P", script, str(self.folder)]
+        arguments = [*(python or _this_python()), "-P", script, str(self.folder)]
         # Only this user can enter the folder, and ranks and parent prove that they know its key: so
         # nobody else can send them data to unpickle.
         self._key = secrets.token_bytes(32)
