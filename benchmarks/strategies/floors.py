@@ -1,4 +1,4 @@
-"""What a strategy cannot do without, by hand in mpi4py: steps beside which its times show linop's
+"""Floors of strategies, by hand in mpi4py: steps beside which its times show linop's
 own share.
 
 ZeRO 1 moves half as much again as the sum of gradients that it is compared with: the updated
