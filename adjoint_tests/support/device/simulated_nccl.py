@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +141,9 @@ class NcclCommunicator:
 
     def destroy(self) -> None:
         self._here.unlink(missing_ok=True)
-        if not list(self._folder.glob("here-*")):
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another rank is the last one too, and was quicker
+            if not any(name.startswith("here-") for name in os.listdir(self._folder)):
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Group:

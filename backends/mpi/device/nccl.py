@@ -83,8 +83,7 @@ class Nccl:
         """Open the communicator anew if it was closed on any rank; collective."""
         if any(self._ranks.gather_all(self._comm is None, _OPENING[1])):
             self.close("others opened it anew")
-            while self._idle:
-                self._idle.pop().abort()
+            self._alike(self._abort_idle)
             self.open()
 
     def close(self, why: str) -> None:
@@ -103,8 +102,11 @@ class Nccl:
         """Free the communicator; collective."""
         if self._comm is not None:
             self._comm.destroy()
-        for comm in self._idle:
-            comm.abort()
+        self._abort_idle()
+
+    def _abort_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
 
     def _closed(self) -> BackendError:
         return BackendError(
