@@ -277,7 +277,9 @@ def survives(sharded: bool, columns: int, kills: int | None) -> int:
 
 
 if __name__ == "__main__":
-    import torch.distributed.checkpoint  # once, in place of a second in each child that saves
+    # Once, in place of seconds in each child that saves.
+    import torch._dynamo
+    import torch.distributed.checkpoint
 
     torch.set_num_threads(1)
 
