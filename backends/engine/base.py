@@ -121,8 +121,9 @@ class Backend(Keeper, ABC):
         raise ArgumentError(
             f"backend {self.name!r} of a running program cannot be pickled, nor what is made on "
             f"it: plans, layers, parallel modules, axes of a mesh. Pickle operators, and compile "
-            f"them there; save a model's state by linop.layers.save(model, path), and load it into "
-            f"a model that is made anew"
+            f"them there; of a net that linop.strategies has made parallel pickle "
+            f"linop.strategies.full_module(net), which all workers call; save other models' state "
+            f"by linop.layers.save(model, path), and load it into a model that is made anew"
         )
 
     def __deepcopy__(self, memo: object) -> Backend:

@@ -1,5 +1,5 @@
-"""The model of one process, as a module, of one whose parameters are sharded or data parallel: to
-be pickled, copied, or called by one worker."""
+"""The model of one process, as a module, of one that is sharded, tensor or data parallel: to be
+pickled, copied, or called by one worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch import Tensor
 from linop.errors import ArgumentError, expect
 from linop.layers.layer import Layer
 from linop.layers.parameters.partial_states import refuses_shards
+from linop.strategies import sequential
 from linop.strategies.data.batch_norm import as_torchs
 from linop.strategies.data.data_parallel import DataParallel
+from linop.strategies.data.sharded.fully_shard import full_state_dict
 from linop.strategies.data.sharded.precision import Inputs
 from linop.strategies.interrupted import drop_ends
 
@@ -31,12 +33,14 @@ def full_module(module: Any) -> Any:
     buffers: ``torch.save(full_module(net), path)`` writes what torch alone reads. Collective.
 
     Args:
-        module: under `fully_shard`, in it or in its submodules, or `DataParallel`, or both; in the
-            copy `ContextParallel` is left out, too.
+        module: under `fully_shard`, `parallelize_module`, in it or in its submodules, or
+            `DataParallel`, or several of them; in the copy `ContextParallel` is left out, too. Of
+            tensor-parallel modules the copy is the sequential module as it was before, with its
+            hooks, and with the parameters, buffers and modes of now.
 
     Raises:
-        ArgumentError: it is no module; or it has tensor-parallel modules, or layers of
-            linop.layers: there `full_state_dict` gives the state of the sequential model.
+        ArgumentError: it is no module; or it has layers of linop.layers, whose sequential model
+            only the program knows: there `full_state_dict` gives its state.
 
     Example:
         >>> import copy
@@ -51,15 +55,22 @@ def full_module(module: Any) -> Any:
     net = expect("full_module: module", module, torch.nn.Module)
     while isinstance(net, DataParallel):
         net = net.module
+    kept = sequential.kept_in(net)
+    inside = {id(one) for module in kept.values() for one in module.modules()}
     parallel = [
-        type(one).__name__ for one in net.modules() if isinstance(one, Layer | DataParallel)
+        type(one).__name__
+        for one in net.modules()
+        if isinstance(one, Layer | DataParallel) and id(one) not in inside
     ]
     if parallel:
         raise ArgumentError(
             f"full_module: a {parallel[0]} inside of it is of all workers together; make a "
             f"sequential model, and load linop.strategies.full_state_dict(module)"
         )
-    return without_units(net, lambda unit: [one.detach().clone() for one in unit.values()], {})
+    blocks = any(isinstance(one, Layer) or hasattr(one, "_linop_units") for one in net.modules())
+    state = full_state_dict(net) if blocks else net.state_dict()
+    memo = {id(one): sequential.sequential(one, name, state) for name, one in kept.items()}
+    return without_units(net, lambda unit: [one.detach().clone() for one in unit.values()], memo)
 
 
 def without_units(net: Any, values: Callable[[Any], Sequence[Tensor]], memo: dict[int, Any]) -> Any:

@@ -18,6 +18,7 @@ from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.tensor import TensorSpace
+from linop.strategies import sequential
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.replicas import agree
 from linop.strategies.experts.parallel_experts import (
@@ -104,12 +105,13 @@ class ExpertParallel:
         return net
 
     def _parallel(self, whole: Module) -> Module:
-        one = ParallelExperts(self.axis, whole, self.capacity_factor).train(whole.training)
-        copied = self.data is not None and self.data.size > 1
-        if not copied or self.axis.size == 1:
-            return one
-        # The net's own DataParallel warns of means, if anything does.
-        return DataParallel(one, self.data, reduction="sum")
+        before = sequential.outline(whole)
+        one: Module = ParallelExperts(self.axis, whole, self.capacity_factor).train(whole.training)
+        if self.data is not None and self.data.size > 1 and self.axis.size > 1:
+            # The net's own DataParallel warns of means, if anything does.
+            one = DataParallel(one, self.data, reduction="sum")
+        sequential.keep(one, before)
+        return one
 
     def _found(
         self, net: Module, names: str | Sequence[str] | None

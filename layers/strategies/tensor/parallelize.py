@@ -17,6 +17,7 @@ from linop.errors import ArgumentError, BackendError, PartitionError, expect
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.spaces.decomposition import REPLICATED
+from linop.strategies import sequential
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.calls import Calls
 from linop.strategies.tensor.chains import check_chains
@@ -106,8 +107,10 @@ def parallelize_module(
     agreement = agreement_of(axis.backend)
     (inputs, styles), said = agreement.together(checked, what, f"call {what}")
     _compare(axis, said)
+    before = sequential.outline(module)
     with use(axis.backend), _all_or_nothing(module):
         module = _replaced(module, axis, styles)
+        sequential.keep(module, before)
         if pieces := pieces_of(shards, axis, what):
             _cut(module, pieces)
         check_chains(module, inputs)

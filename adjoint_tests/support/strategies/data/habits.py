@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from linop import layers
+from linop import Partition, layers
 from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.input_agreement import agreement_of
@@ -413,8 +413,12 @@ def is_pickled(backend: Backend) -> None:
                 pickle.dumps(some)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     tensors = parallelize_module(perceptron(), Mesh(backend, tp=-1)["tp"], plan)
+    with pytest.raises(ArgumentError, match=r"cannot be pickled, .*full_module\(net\)"):
+        pickle.dumps(tensors)
+    assert torch.equal(again(full_module(tensors))(x), perceptron()(x))
+    layer = layers.Linear(Partition((1, backend.workers or 1)), 2, 2)
     with pytest.raises(ArgumentError, match="of all workers together"):
-        full_module(tensors)
+        full_module(nn.Sequential(layer))
 
 
 def is_an_optimizer(backend: Backend) -> None:
