@@ -28,7 +28,7 @@ def outline(module: Module) -> Module | Exception:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:  # of any class of other people's
-        return error
+        return error.with_traceback(None)  # whose frames would keep the whole module
 
 
 def keep(module: Module, sequential: Module | Exception) -> None:
