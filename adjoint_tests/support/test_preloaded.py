@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,22 @@ def test_signals_end_the_fork(number: int) -> None:
         while process.exists() and time.monotonic() < late:
             time.sleep(0.01)
         assert not process.exists()
+
+
+@pytest.mark.parametrize("number", range(preloaded.SERVERS))
+def test_clients_that_are_killed_end_no_server(number: int) -> None:
+    """At any time, as before they have heard the number of their fork."""
+    of_it = os.environ | {"RANK": str(number)}
+    parent = "import os; print(open(f'/proc/{os.getppid()}/cmdline').read())"
+    assert "server.py" in ran(parent, env=of_it).stdout
+    path = str(Path(preloaded.python()[-1]) / str(number))
+    order = repr((["-c", "pass"], dict(of_it), os.getcwd())).encode()
+    with open(os.devnull, "r+b") as file:
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+                link.connect(path)
+                socket.send_fds(link, [order], [file.fileno()] * 3)
+    assert "server.py" in ran(parent, env=of_it).stdout
 
 
 def test_another_hash_seed_is_of_another_python() -> None:

@@ -53,12 +53,15 @@ def main(folder: str, arguments: list[str]) -> None:
 
 
 def connected(path: str) -> socket.socket | None:
-    """A connection to a server, which may have to start; None if it does not."""
+    """A connection to a server, which may have to start; None if it does not, or has ended."""
     late = time.monotonic() + START
     while time.monotonic() < late and not os.path.exists(path + ".failed"):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             link.connect(path)
+        except ConnectionRefusedError:  # it has died
+            link.close()
+            return None
         except OSError:
             link.close()
             time.sleep(0.02)

@@ -74,7 +74,9 @@ class Server:
 
     def _hear(self, link: socket.socket) -> Order | None:
         """An order, in the fork; or the end of a client, and so of its fork."""
-        data, files, _, _ = socket.recv_fds(link, _LONGEST, 3)
+        data, files = b"", list[int]()
+        with contextlib.suppress(OSError):  # clients are killed at any time
+            data, files, _, _ = socket.recv_fds(link, _LONGEST, 3)
         if not data:
             self._selector.unregister(link)
             if link in self._forks:  # it is waited for when its descriptor says so
@@ -93,7 +95,8 @@ class Server:
         self._forks[link] = process
         self._descriptors[process] = ended = os.pidfd_open(process)
         self._selector.register(ended, selectors.EVENT_READ, lambda: self._bury(link))
-        link.send(b"%d" % process)
+        with contextlib.suppress(OSError):  # killed meanwhile, as `link` says then
+            link.send(b"%d" % process)
         return None
 
     def _bury(self, link: socket.socket) -> None:
