@@ -19,13 +19,15 @@ _KEPT = "_linop_sequential"
 def outline(module: Module) -> Module | Exception:
     """A copy of a module without the values in its state: its parameters, and those of its buffers
     that ``state_dict`` has, are on the device "meta". The error, if it cannot be copied."""
-    state = {id(x) for x in module.state_dict(keep_vars=True).values()}
-    memo: dict[int, Any] = {
-        id(p): torch.nn.Parameter(p.detach().to("meta"), p.requires_grad)
-        for p in module.parameters()
-    }
-    memo |= {id(x): x.detach().to("meta") for x in module.buffers() if id(x) in state}
     try:
+        memo: dict[int, Any] = {
+            id(p): torch.nn.Parameter(p.detach().to("meta"), p.requires_grad)
+            for p in module.parameters()
+        }
+        for one in module.modules():  # `state_dict` itself is refused where a worker has blocks
+            for key, x in one._buffers.items():
+                if x is not None and key not in one._non_persistent_buffers_set:
+                    memo[id(x)] = x.detach().to("meta")
         return copy.deepcopy(module, memo)
     except Exception as error:  # of any class of other people's
         return error.with_traceback(None)  # whose frames would keep the whole module
@@ -102,6 +104,6 @@ def _bare(module: Module, name: str, known: dict[int, Module]) -> Module:
 
 
 def _trained(module: Module | None, key: str, before: Tensor) -> bool:
-    """Whether a parameter requires a gradient now; as before, where this worker has no block."""
+    """True if a parameter requires a gradient now; as before, where this worker has no block."""
     p = None if module is None else module._parameters.get(key)
     return before.requires_grad if p is None else p.requires_grad

@@ -33,7 +33,7 @@ from support.strategies.expert_nets import Experts, net_of
 from support.strategies.tensor.tensor_networks import Case, LanguageModel, filled, plan
 
 WRAPS = "alone", "data parallel", "sharded"
-"""What a tensor-parallel net is under."""
+"""Strategies that a tensor-parallel net is under."""
 
 
 def loaded(module: Any) -> Any:
@@ -155,11 +155,11 @@ def of_experts(backend: Backend, case: Experts) -> None:
     changed(twin)
     x = torch.arange(6.0, dtype=torch.double).view(1, 2, 3)
     are_the_same(loaded(full_module(net)), twin, x)
-    cut = ExpertParallel(mesh["ep"]).parallelize(net_of(case))
-    tp = Mesh(backend, tp=1)["tp"] if case.workers == 1 else None
-    if tp is not None:
-        parallelize_module(cut, tp, {"*.router": ColwiseParallel(output_layouts=REPLICATED)})
-        are_the_same(loaded(full_module(cut)), net_of(case), x)
+    grid = Mesh(backend, tp=case.dp, ep=-1)
+    cut = ExpertParallel(grid["ep"]).parallelize(net_of(case))
+    routers = {"*.router": ColwiseParallel(output_layouts=REPLICATED)}
+    parallelize_module(cut, grid["tp"], routers)
+    are_the_same(loaded(full_module(cut)), net_of(case), x)
 
 
 class Uncopied(nn.Linear):  # type: ignore[misc]
